@@ -1,0 +1,3 @@
+from fairwind.cli import main
+
+main()

@@ -1,0 +1,76 @@
+"""Fair and fast: normalised updates, weights that follow the lag, and an Adam that adapts by certainty.
+
+Ju, Zhang, Toor, Hellander: Accelerating Fair Federated Learning: Adaptive Federated Adam.
+IEEE Transactions on Machine Learning in Communications and Networking, 2024, Algorithms 1 and 2.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import Algorithm, Contribution, Report
+from fairwind.errors import in_range
+
+
+class Sums(NamedTuple):
+    weight: Tensor  # Σ S·I^α
+    certainty: Tensor  # Σ S·I^α·C
+
+
+class State(NamedTuple):
+    m: Tensor  # (P,)
+    v: Tensor  # (P,)
+    product1: Tensor  # c_m, the product of all β₁ₜ
+    product2: Tensor  # c_v, the product of all β₂ₜ
+    rounds: Tensor
+    certainty: Tensor  # C of the last round
+
+
+def adafedadam(
+    *,
+    alpha: float = 1.0,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    warmup: int | None = 6,
+) -> Algorithm[State, Sums]:
+    """AdaFedAdam; larger `alpha` is fairer, and the rest are Adam's own defaults.
+
+    The paper's text steps by C·η, its Algorithm 1 by η, its authors' code by η for six rounds and then
+    by C·η. `warmup` is that number of rounds: 0 is the text, None the printed line.
+    """
+    in_range(0, math.inf, alpha=alpha, lr=lr, eps=eps, warmup=warmup or 0)
+    in_range(0, 1, beta1=beta1, beta2=beta2)
+    start = math.inf if warmup is None else warmup
+
+    def init(x: Tensor) -> State:
+        one = torch.ones((), dtype=torch.float64, device=x.device)
+        return State(torch.zeros_like(x), torch.zeros_like(x), one, one, torch.zeros_like(one), one)
+
+    def client(r: Report) -> Contribution[Sums]:
+        # A client with no gradient or no update has nothing to say: zero update, C = 1, its weight counted.
+        speaks = (r.grad_norm > 0) & (r.update_norm > 0)
+        rate = torch.where(speaks, r.update_norm / r.grad_norm, r.lr)  # η′
+        certainty = (torch.log(rate / r.lr) + 1).clamp(min=0)  # C_k; below 0 it would make β^C > 1
+        lag = torch.where(r.loss0 > 0, r.loss / r.loss0, 1.0)  # I_k; a first loss of 0 measures no lag
+        weight = r.size * lag**alpha
+        return Contribution(torch.where(speaks, weight / rate, 0.0), Sums(weight, weight * certainty))
+
+    def server(x: Tensor, s: State, total: Tensor, sums: Sums) -> tuple[Tensor, State]:
+        g = total / sums.weight
+        c = sums.certainty / sums.weight  # C
+        beta1_t, beta2_t = beta1**c, beta2**c
+        product1, product2 = s.product1 * beta1_t, s.product2 * beta2_t
+        m = beta1_t * s.m + (1 - beta1_t) * g
+        v = beta2_t * s.v + (1 - beta2_t) * g**2
+        moves = c > 0  # with C = 0 the moments stay (β = 1), and so does the model
+        m_hat = m / torch.where(moves, 1 - product1, 1.0)
+        v_hat = v / torch.where(moves, 1 - product2, 1.0)
+        lr_t = lr * torch.where(s.rounds >= start, c, 1.0)  # ηₜ
+        step = torch.where(moves, lr_t, 0.0) * m_hat / (v_hat.sqrt() + eps)
+        return x - step, State(m, v, product1, product2, s.rounds + 1, c)
+
+    return Algorithm(init, client, server, probe="gradient")

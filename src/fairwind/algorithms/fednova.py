@@ -1,0 +1,29 @@
+"""Updates normalised by their number of local steps, so that no client pulls harder by stepping more.
+
+Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous
+Federated Optimization. NeurIPS 2020, Equation 6.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fairwind.contract import Algorithm, Contribution, Report, Stateless
+
+
+class Sums(NamedTuple):
+    size: Tensor  # ΣS
+    steps: Tensor  # ΣS·τ
+
+
+def fednova() -> Algorithm[Stateless, Sums]:
+    """FedNova with τ_eff = Σ p_k τ_k; with momentum τ is ‖a‖₁, which the solver reports."""
+
+    def client(r: Report) -> Contribution[Sums]:
+        return Contribution(r.size / r.steps, Sums(r.size, r.size * r.steps))
+
+    def server(x: Tensor, state: Stateless, total: Tensor, sums: Sums) -> tuple[Tensor, Stateless]:
+        effective = sums.steps / sums.size  # τ_eff
+        return x - effective * total / sums.size, state
+
+    return Algorithm(lambda _: Stateless(), client, server, probe="none")

@@ -1,0 +1,305 @@
+"""The command line: compare, resume, report, list."""
+
+import json
+import signal
+import sys
+import warnings
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Literal, NoReturn
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fairwind import algorithms, setups
+from fairwind.comparison import RESULTS, Recipe, RunDirectory
+from fairwind.engine.simulation import Engine, Settings, Simulation, Switch, resolve
+from fairwind.errors import InputError, unknown
+from fairwind.spec import parameters
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+SOLVERS = {
+    "sgd": {"momentum": 0.0, "nesterov": False},
+    "momentum": {"momentum": 0.9, "nesterov": False},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+}
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Train with several algorithms under several seeds, and show how each client fares.
+
+    All runs are stacked and train at once. Results, curves and a report page go into a directory; a
+    comparison that was stopped, or killed, goes on with 'fairwind resume DIR'.
+    """
+
+    setup: tyro.conf.Positional[str] = "synthetic"
+    """Data, model and solver that belong together; parameters follow a colon, as in
+    synthetic:classes=5,sizes=li. 'fairwind list' shows all."""
+    algorithms: tuple[str, ...] = algorithms.PAPER
+    """Algorithms to compare; parameters follow a colon, as in adafedadam:alpha=2,warmup=0."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of initial weights, batch order and participation; every algorithm runs under each."""
+    rounds: int | None = None
+    """Communication rounds (the setup's own if not given)."""
+    alpha: float | None = None
+    """AdaFedAdam's fairness: 0 weighs clients by size alone, larger is fairer (its default is 1)."""
+    solver: Literal["sgd", "momentum", "nesterov"] | None = None
+    """How clients train; momentum is 0.9 (the setup's own if not given)."""
+    lr: float | None = None
+    """Local learning rate (the setup's own if not given)."""
+    batch_size: int | None = None
+    """Local batch size (the setup's own if not given)."""
+    weight_decay: float | None = None
+    """Local weight decay (the setup's own if not given)."""
+    epochs: int | tuple[int, int] | None = None
+    """Local epochs a round; two numbers, as in --epochs 1 3, are drawn between for each client and round."""
+    participation: int | float = 1.0
+    """Clients in a round: a share with a point, as in 0.1, or a number, as in 10; 1.0 is all."""
+    probe_samples: int | None = None
+    """Samples on which clients measure loss and gradient before training (all if not given)."""
+    eval_every: int = 10
+    """Rounds between evaluations of all clients' test accuracy."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto takes a GPU where there is one."""
+    engine: Engine = "stacked"
+    """stacked trains all clients of all runs at once; loop, one after another, is for reference."""
+    compile: Switch = "auto"
+    """Compile the local step; auto does where a compiler is found and the run is long enough."""
+    memory: float = 0.5
+    """GiB that clients training at once may take; more clients than fit go through in chunks."""
+    out: Path | None = None
+    """Directory for the results (runs/SETUP-TIME if not given)."""
+    checkpoint_every: float = 30
+    """Seconds between checkpoints: what a kill may cost."""
+
+    def run(self) -> None:
+        recipe = self.recipe()
+        simulation = recipe.build()
+        path = self.out or Path("runs") / f"{self.setup.partition(':')[0]}-{datetime.now():%Y%m%d-%H%M%S}"
+        directory = RunDirectory.create(path, recipe)
+        directory.write_history(simulation)
+        _train(directory, simulation, self.checkpoint_every)
+
+    def recipe(self) -> Recipe:
+        """What the options amount to, with nothing left open."""
+        setup, federation = setups.build(self.setup)
+        given: dict[str, Any] = {"lr": self.lr, "batch_size": self.batch_size, "epochs": self.epochs}
+        given |= {"weight_decay": self.weight_decay, **(SOLVERS[self.solver] if self.solver else {})}
+        solver = replace(setup.solver, **{k: v for k, v in given.items() if v is not None})
+        settings = Settings(
+            rounds=setup.rounds if self.rounds is None else self.rounds,
+            solver=solver,
+            participation=self.participation,
+            probe_samples=self.probe_samples,
+            eval_every=self.eval_every,
+            engine=self.engine,
+            device=self.device,
+            compile=self.compile,
+            memory=self.memory,
+        )
+        specs = tuple(self._with_alpha(spec) for spec in self.algorithms)
+        return Recipe(self.setup, specs, self.seeds, resolve(settings, federation))
+
+    def _with_alpha(self, spec: str) -> str:
+        name, colon, rest = spec.partition(":")
+        if self.alpha is None or name != "adafedadam" or "alpha=" in rest:
+            return spec
+        return f"{name}:alpha={self.alpha:g}" + ("," + rest if colon else "")
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a comparison that was stopped or killed; it ends as if it never had been."""
+
+    directory: tyro.conf.Positional[Path]
+    """The comparison's directory."""
+    checkpoint_every: float = 30
+    """Seconds between checkpoints: what a kill may cost."""
+
+    def run(self) -> None:
+        directory = RunDirectory.open(self.directory)
+        simulation = directory.recipe.build()
+        for refusal in directory.restore(simulation):
+            err.print(f"fairwind: {refusal}; an earlier one is used", soft_wrap=True)
+        done = "nothing is left to train" if simulation.done else "going on"
+        err.print(f"round {simulation.round} of {simulation.settings.rounds}: {done}")
+        _train(directory, simulation, self.checkpoint_every)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write a finished comparison's report page and figures anew, and show its table."""
+
+    directory: tyro.conf.Positional[Path]
+    """The comparison's directory."""
+
+    def run(self) -> None:
+        RunDirectory.open(self.directory)
+        if not (self.directory / RESULTS).exists():
+            raise InputError(
+                f"{self.directory} has no results yet: finish it with 'fairwind resume {self.directory}'"
+            )
+        _show(self.directory)
+
+
+@dataclass(frozen=True)
+class List:
+    """Show the setups and the algorithms, with their parameters and where they come from."""
+
+    def run(self) -> None:
+        described = {name: (s.data, s.data.__doc__ or "") for name, s in setups.SETUPS.items()}
+        out.print(_listing("setups", described))
+        builders = algorithms.REGISTRY.items()
+        documents = {name: (b, _document(b)) for name, b in builders}
+        out.print(_listing("algorithms", documents))
+
+
+def _document(builder: Any) -> str:
+    """What a builder makes, then its file's citation."""
+    _, _, citation = (sys.modules[builder.__module__].__doc__ or "").partition("\n\n")
+    return f"{(builder.__doc__ or '').partition(chr(10))[0]}\n\n{citation}"
+
+
+def _listing(title: str, entries: dict[str, tuple[Any, str]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 1, 0))
+    for name, (builder, text) in entries.items():
+        first, _, rest = text.partition("\n\n")
+        given = ", ".join(f"{key}={_value(default)}" for key, (_, default) in parameters(builder).items())
+        source = " ".join(rest.split())
+        table.add_row(f"[bold]{name}[/]", f"{first}\n[cyan]{given or 'no parameters'}[/]\n[dim]{source}[/]")
+    return table
+
+
+def _value(default: Any) -> str:
+    return "none" if default is None else str(default)
+
+
+def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: float) -> None:
+    """The rounds that are left, with a progress bar; then the results. Ctrl-C saves first."""
+    stop = Interrupt()
+    written = len(simulation.history)
+    bar = Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=err,
+    )
+    settings, runs = simulation.settings, simulation.runs
+    clients = len(simulation.federation)
+    compiling = " (compiling first: about 15 s)" if settings.compile == "on" and not simulation.done else ""
+    err.print(
+        f"{len(runs)} runs × {clients} clients on {settings.device}, into {directory.path}{compiling}",
+        soft_wrap=True,
+    )
+
+    def save() -> None:
+        directory.save(simulation)
+        if not err.is_terminal:
+            err.print(f"round {simulation.round} of {settings.rounds}")
+
+    with bar, stop:
+        task = bar.add_task("rounds", total=settings.rounds, completed=simulation.round, rate="")
+
+        def after_round() -> None:
+            nonlocal written
+            if len(simulation.history) > written:
+                directory.write_history(simulation, since=written)
+                written = len(simulation.history)
+            rate = simulation.round / max(simulation.seconds, 1e-9)
+            bar.update(task, completed=simulation.round, rate=f"{rate:.1f}/s")
+            if stop.asked:
+                save()
+                raise KeyboardInterrupt
+
+        try:
+            simulation.run(save, every=checkpoint_every, after_round=after_round)
+        except KeyboardInterrupt:
+            bar.stop()
+            err.print(
+                f"stopped at round {simulation.round}; go on with: fairwind resume {directory.path}",
+                soft_wrap=True,
+            )
+            raise
+    results = directory.write_results(simulation)
+    for row in results["runs"]:
+        if row["left_out"] or row["stalled_rounds"]:
+            err.print(
+                f"{row['algorithm']}, seed {row['seed']}: {row['left_out']} client contributions were not "
+                f"finite and were left out; in {row['stalled_rounds']} rounds the model stayed",
+                soft_wrap=True,
+            )
+    _show(directory.path)
+
+
+def _show(path: Path) -> None:
+    """The table on the terminal, and the page."""
+    from fairwind.report import summary_table, write_report  # charts need a second to load
+
+    results = json.loads((path / RESULTS).read_text())
+    out.print(summary_table(results))
+    write_report(path)
+    out.print(f"report: {path / 'report.html'}", soft_wrap=True)
+
+
+class Interrupt:
+    """Turns Ctrl-C, or a request to terminate, into a wish to stop after this round; a second stops now."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> "Interrupt":
+        self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        err.print("stopping after this round (again to stop now)")
+
+
+def _options(command: Any) -> list[str]:
+    return ["--" + f.name.replace("_", "-") for f in fields(command)] + ["--help"]
+
+
+Command = (
+    Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Resume, tyro.conf.subcommand("resume")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[List, tyro.conf.subcommand("list")]
+)
+
+
+def main() -> NoReturn:
+    """Runs a command; a user's mistake is one line and exit code 2."""
+    warnings.showwarning = lambda message, *_: err.print(f"fairwind: {message}", soft_wrap=True)
+    try:
+        command, rest = tyro.cli(
+            Command,
+            prog="fairwind",
+            description="Fast, fair federated learning.",
+            return_unknown_args=True,
+            config=(tyro.conf.FlagConversionOff,),
+        )
+        if rest:
+            raise unknown("option", rest[0], _options(command))
+        command.run()
+    except InputError as error:
+        err.print(f"fairwind: error: {error}", style="red", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)

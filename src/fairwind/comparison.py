@@ -1,0 +1,231 @@
+"""A comparison: several algorithms under several seeds on one setup, kept in a directory as it goes."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from fairwind import __version__, algorithms, setups
+from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint, write_atomic, write_json
+from fairwind.engine.executor import Run
+from fairwind.engine.simulation import Settings, Simulation
+from fairwind.engine.solver import Solver
+from fairwind.errors import InputError
+from fairwind.metrics import METRICS, over_seeds
+
+RECIPE, HISTORY, RESULTS, CLIENTS, MODELS = (
+    "recipe.json",
+    "history.jsonl",
+    "results.json",
+    "clients.safetensors",
+    "models.safetensors",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """All that decides a comparison's numbers, in words that fit into JSON."""
+
+    setup: str
+    algorithms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    settings: Settings
+
+    def build(self) -> Simulation:
+        """The simulation at round 0."""
+        for kind, given in (("algorithm", self.algorithms), ("seed", self.seeds)):
+            for value in given:
+                if list(given).count(value) > 1:
+                    raise InputError(f"{kind} {value!r} is given twice")
+        setup, federation = setups.build(self.setup)
+        built = [algorithms.build(spec) for spec in self.algorithms]
+        named = list(zip(self.labels, built, strict=True))
+        runs = [Run(label, algorithm, seed) for label, algorithm in named for seed in self.seeds]
+        return Simulation(lambda: setup.model(federation), federation, runs, self.settings)
+
+    @property
+    def labels(self) -> list[str]:
+        """Algorithms' names in results: the bare name, or the whole spec where a name comes twice."""
+        names = [spec.partition(":")[0] for spec in self.algorithms]
+        return [s if names.count(n) > 1 else n for s, n in zip(self.algorithms, names, strict=True)]
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Recipe":
+        settings = dict(content["settings"])
+        solver = dict(settings["solver"])
+        if isinstance(solver["epochs"], list):
+            solver["epochs"] = tuple(solver["epochs"])
+        settings["solver"] = Solver(**solver)
+        named = tuple(content["algorithms"]), tuple(content["seeds"])
+        return cls(content["setup"], *named, Settings(**settings))
+
+    @property
+    def digest(self) -> str:
+        """Names this recipe; a checkpoint that carries another name is not taken for its own."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class RunDirectory:
+    """The directory of a comparison: its recipe, checkpoints, history and results."""
+
+    def __init__(self, path: Path, recipe: Recipe):
+        self.path, self.recipe = path, recipe
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: Path, recipe: Recipe) -> "RunDirectory":
+        """A new directory; one that holds anything is left alone."""
+        if (path / RECIPE).exists():
+            raise InputError(
+                f"{path} already holds a run: go on with 'fairwind resume {path}', or give another --out"
+            )
+        try:
+            if path.exists() and any(path.iterdir()):
+                raise InputError(f"{path} is not empty: give another --out, so that nothing is overwritten")
+            path.mkdir(parents=True, exist_ok=True)
+            write_json(path / RECIPE, recipe.to_json())
+        except OSError as error:
+            raise InputError(f"cannot write to {path}: {error.strerror}") from None
+        return cls(path, recipe)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """The directory of an earlier comparison."""
+        try:
+            recipe = Recipe.from_json(json.loads((path / RECIPE).read_bytes()))
+        except OSError:
+            raise InputError(f"{path} holds no run: there is no {RECIPE} in it") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path / RECIPE} cannot be read as a recipe: {error}") from None
+        return cls(path, recipe)
+
+    def restore(self, simulation: Simulation) -> list[str]:
+        """Brings a simulation to the newest good checkpoint; returns what was refused on the way."""
+        checkpoint, refused = load_checkpoint(self.checkpoints, self.recipe.digest)
+        if checkpoint is not None:
+            simulation.restore(checkpoint)
+        elif refused:
+            raise InputError(
+                f"no usable checkpoint in {self.checkpoints}: {refused[0]}; "
+                "delete that folder to start again from round 0"
+            )
+        self.write_history(simulation)
+        return refused
+
+    def save(self, simulation: Simulation) -> None:
+        save_checkpoint(self.checkpoints, simulation.checkpoint(), self.recipe.digest)
+
+    def write_history(self, simulation: Simulation, since: int = 0) -> None:
+        """Writes the history anew, or appends what came after its first `since` lines."""
+        lines = "".join(json.dumps(line, allow_nan=False) + "\n" for line in simulation.history[since:])
+        if since:
+            with open(self.path / HISTORY, "a") as file:
+                file.write(lines)
+        else:
+            write_atomic(self.path / HISTORY, lines.encode())
+
+    def write_results(self, simulation: Simulation) -> dict[str, Any]:
+        """The final numbers, the per-client vectors and the trained models."""
+        runs = simulation.runs
+        clients = {
+            "accuracy": simulation.accuracy.float(),
+            "loss": simulation.loss.float(),
+            "train_size": simulation.federation.train,
+            "test_size": simulation.federation.test,
+        }
+        write_atomic(self.path / CLIENTS, save(clients))
+        models = {
+            f"{run.label}/{run.seed}/{name}": value.cpu().contiguous()
+            for run, x in zip(runs, simulation.x, strict=True)
+            for name, value in simulation.cohort.state_dict(x).items()
+        }
+        write_atomic(self.path / MODELS, save(models))
+        results = summarise(simulation, self.recipe)
+        write_json(self.path / RESULTS, results)
+        return results
+
+
+def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
+    """The content of results.json."""
+    last = simulation.history[-len(simulation.runs) :]
+    rows: list[dict[str, Any]] = []
+    for r, (run, line) in enumerate(zip(simulation.runs, last, strict=True)):
+        final = {k: v for k, v in line.items() if k in METRICS}
+        row = {"algorithm": run.label, "seed": run.seed, "rounds": simulation.round, "final": final}
+        counts = {"left_out": simulation.left_out, "stalled_rounds": simulation.stalled}
+        rows.append(row | {name: int(count[r]) for name, count in counts.items()})
+    summary = []
+    for label in recipe.labels:
+        finals = [row["final"] for row in rows if row["algorithm"] == label]
+        summary.append({"algorithm": label} | {m: over_seeds([f[m] for f in finals]) for m in METRICS})
+    seconds = max(simulation.seconds, 1e-9)
+    return {
+        "setup": recipe.setup,
+        "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
+        | dataclasses.asdict(simulation.settings),
+        "environment": environment(simulation.settings.device),
+        "federation": simulation.federation.describe(),
+        "runs": rows,
+        "summary": summary,
+        "timing": {
+            "seconds": simulation.seconds,
+            "rounds_per_second": simulation.round / seconds,
+            "run_rounds_per_second": simulation.round * len(simulation.runs) / seconds,
+            "client_steps_per_second": simulation.client_steps / seconds,
+        },
+    }
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What the numbers were made with."""
+    on_gpu = device.startswith("cuda")
+    return {
+        "fairwind": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this runs from, with + where it was changed; None if installed."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != here.parents[1]:
+            return None
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores"

@@ -1,0 +1,87 @@
+"""The contract: an algorithm is what a client adds to a sum, and what the server does with the sum.
+
+A client trains, and describes what happened in a few numbers (`Report`). The algorithm's `client`
+turns them into a coefficient for the client's update and a few more numbers to add up
+(`Contribution`). The executor forms the sums over clients, and the algorithm's `server` turns them
+into the next model. Nothing else is shared, so the same algorithm runs in the stacked engine, in a
+plain loop, in a real federation and under secure aggregation, which can only see sums.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+State = TypeVar("State", bound=tuple[Any, ...])
+Sums = TypeVar("Sums", bound=tuple[Any, ...])
+
+Probe = Literal["none", "loss", "gradient"]
+
+
+class Report(NamedTuple):
+    """What one client tells after local training; or K clients at once, as (K,) tensors."""
+
+    size: Tensor  # S_k, training samples
+    steps: Tensor  # τ_k, local steps taken; ‖a_k‖₁ where the solver has momentum
+    lr: Tensor  # η_k, the local learning rate
+    update_norm: Tensor  # ‖δ_k‖, δ_k = x_t − x_k (a descent direction, everywhere)
+    loss: Tensor  # F_k(x_t), before training            (probe "loss" and up, else NaN)
+    loss0: Tensor  # F_k(x_0)                             (probe "loss" and up, else NaN)
+    grad_norm: Tensor  # ‖∇F_k(x_t)‖, before training     (probe "gradient", else NaN)
+
+
+class Contribution(NamedTuple, Generic[Sums]):
+    """What a client adds: `coef`·δ_k to the update, and each of `sums` to its sum."""
+
+    coef: Tensor
+    sums: Sums
+
+
+class Algorithm(NamedTuple, Generic[State, Sums]):
+    """Three pure functions, and how much the clients must measure before they train.
+
+    `client` is elementwise over clients. `State` and `Sums` are named tuples of tensors.
+    """
+
+    init: Callable[[Tensor], State]  # x_0 -> state
+    client: Callable[[Report], Contribution[Sums]]
+    server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]  # x, state, Σcoef·δ, sums
+    probe: Probe
+
+
+AnyAlgorithm = Algorithm[Any, Any]
+
+
+class Stateless(NamedTuple):
+    """The state of a server that keeps none."""
+
+
+def contribute(algorithm: Algorithm[Any, Sums], report: Report) -> tuple[Contribution[Sums], Tensor]:
+    """Each client's contribution, and which clients are usable; the others contribute exact zeros.
+
+    A client is usable if it took a step on at least one sample and all its numbers are finite. Its
+    update must still be masked by the caller (`where`, never 0·NaN): only norms are seen here.
+    """
+    part = algorithm.client(report)
+    measured = {"none": report[:4], "loss": report[:6], "gradient": report}[algorithm.probe]
+    usable = (report.size > 0) & (report.steps > 0)
+    for number in (*measured, part.coef, *part.sums):
+        usable = usable & torch.isfinite(number)
+    sums = type(part.sums)(*(torch.where(usable, s, 0) for s in part.sums))
+    return Contribution(torch.where(usable, part.coef, 0), sums), usable
+
+
+def advance(
+    algorithm: Algorithm[State, Sums], x: Tensor, state: State, total: Tensor, sums: Sums, clients: Tensor
+) -> tuple[Tensor, State, Tensor]:
+    """The server's step, and whether it was taken.
+
+    With no usable client, or if the step is not finite, model and state stay as they are.
+    """
+    new_x, new_state = algorithm.server(x, state, total, sums)
+    moved = (clients > 0) & torch.isfinite(new_x).all()
+    for number in new_state:
+        moved = moved & torch.isfinite(number).all()
+    kept = type(state)(*(torch.where(moved, new, old) for new, old in zip(new_state, state, strict=True)))
+    return torch.where(moved, new_x, x), kept, moved

@@ -1,0 +1,51 @@
+"""Randomness by counting: a number is a hash of what it is for, never the state of a generator.
+
+So a draw does not depend on what else was drawn before: not on the runs stacked beside it, not on
+the chunking, not on having been resumed. Works alike on Python integers and int64 tensors.
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Number = TypeVar("Number", int, Tensor)
+
+MASK = 0xFFFFFFFF
+
+# What a draw is for; the first key of every hash.
+SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, PROBE = range(1, 7)
+
+
+def scramble(h: Number) -> Number:
+    """A bijection of 32-bit integers in which each input bit flips each output bit about half the time.
+
+    Multipliers are below 2³¹, so that no product of 32-bit numbers overflows int64.
+    """
+    h = (h ^ (h >> 16)) * 0x21F0AAAD & MASK
+    h = (h ^ (h >> 15)) * 0x735A2D97 & MASK
+    return h ^ (h >> 15)
+
+
+def mix(h: Number | int, key: Number | int) -> Number:
+    """The hash `h` (32 bits) continued by one more key."""
+    return scramble(h + key + 0x9E3779B9 & MASK)  # type: ignore[type-var,return-value]
+
+
+def fold(*keys: int) -> int:
+    """The hash of a few integers."""
+    h = 0
+    for key in keys:
+        h = mix(h, key)
+    return h
+
+
+def segments(size: Tensor) -> tuple[Tensor, Tensor]:
+    """For segments of the given sizes laid end to end: each element's segment, and its place in it."""
+    segment = torch.repeat_interleave(size)
+    return segment, torch.arange(len(segment), device=size.device) - (size.cumsum(0) - size)[segment]
+
+
+def shuffle(segment: Tensor, place: Tensor, keys: Tensor) -> Tensor:
+    """Indices that shuffle every segment within itself, by the hash of its key and the place: one sort."""
+    return torch.argsort(segment << 32 | mix(keys[segment], place), stable=True)

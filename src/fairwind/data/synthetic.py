@@ -1,0 +1,90 @@
+"""The two synthetic federations of the literature, built in memory."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairwind.data.federation import Federation
+from fairwind.errors import InputError, in_range
+
+Floats = NDArray[np.float64]
+Sizes = Literal["leaf", "li"]
+
+SIZES: dict[str, Callable[[np.random.Generator, int], NDArray[np.int64]]] = {
+    "leaf": lambda rng, k: np.minimum(rng.lognormal(3, 2, k).astype(np.int64) + 5, 1000),
+    "li": lambda rng, k: rng.lognormal(4, 2, k).astype(np.int64) + 50,
+}
+
+
+def synthetic(
+    *,
+    clients: int = 100,
+    classes: int = 10,
+    features: int = 60,
+    sizes: Sizes = "leaf",
+    seed: int = 931231,
+) -> Federation:
+    """LEAF's Synthetic with one cluster: clients share a labelling rule and differ in their inputs.
+
+    Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018. The seed is LEAF's own.
+    """
+    rng = _rng(clients, classes, features, seed)
+    counts = _sizes(sizes, rng, clients)
+    Q = rng.normal(size=(features + 1, classes))
+    mean = rng.normal(rng.normal(), 1)  # μ of the one cluster
+    data = []
+    for n in counts:
+        x = _inputs(rng, rng.normal(), n, features)
+        W = Q * rng.normal(mean, 0.1)
+        scores = np.c_[np.ones(n), x] @ W + rng.normal(0, 0.1, (n, classes))
+        data.append((x.astype(np.float32), scores.argmax(1)))
+    name = f"LEAF Synthetic, {sizes} sizes, {classes} classes"
+    return Federation.from_clients(data, name=name, classes=classes)
+
+
+def synthetic_li(
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    clients: int = 100,
+    classes: int = 10,
+    features: int = 60,
+    sizes: Sizes = "li",
+    seed: int = 0,
+) -> Federation:
+    """Synthetic(α, β): α sets how far clients' labelling rules differ, β how far their inputs do.
+
+    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks. 2020.
+    """
+    in_range(0, np.inf, alpha=alpha, beta=beta)
+    rng = _rng(clients, classes, features, seed)
+    counts = _sizes(sizes, rng, clients)
+    data = []
+    for n in counts:
+        a, b = rng.normal(0, alpha), rng.normal(0, beta)
+        x = _inputs(rng, b, n, features)
+        scores = x @ rng.normal(a, 1, (features, classes)) + rng.normal(a, 1, classes)
+        data.append((x.astype(np.float32), scores.argmax(1)))
+    name = f"Synthetic({alpha:g}, {beta:g}), {sizes} sizes, {classes} classes"
+    return Federation.from_clients(data, name=name, classes=classes)
+
+
+def _rng(clients: int, classes: int, features: int, seed: int) -> np.random.Generator:
+    in_range(1, np.inf, clients=clients, features=features)
+    in_range(2, np.inf, classes=classes)
+    in_range(0, 2**32, seed=seed)
+    return np.random.default_rng(seed)
+
+
+def _sizes(sizes: str, rng: np.random.Generator, clients: int) -> NDArray[np.int64]:
+    if sizes not in SIZES:
+        raise InputError(f"sizes={sizes!r} is not one of {', '.join(SIZES)}")
+    return SIZES[sizes](rng, clients)
+
+
+def _inputs(rng: np.random.Generator, mean: float, n: int, features: int) -> Floats:
+    """Samples of N(v, Σ) with v ~ N(mean, 1) and Σ = diag(j^−1.2), j = 1, 2, …"""
+    scale = np.arange(1, features + 1) ** -0.6
+    return rng.normal(mean, 1, features) + scale * rng.normal(size=(n, features))

@@ -1,0 +1,1 @@
+"""The simulator: cohorts of clients and runs, stacked."""

@@ -1,0 +1,180 @@
+"""A model as a function of one flat vector, so that a cohort of clients is a matrix (rows, P)."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fairwind.counter import MASK, mix
+from fairwind.data.federation import Federation
+from fairwind.errors import InputError
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Each sample's cross-entropy, from outputs (B, C) and class labels (B,).
+
+    Written without a gather, whose batching rule makes the compiler fix the number of rows.
+    """
+    classes = torch.arange(outputs.shape[1], device=outputs.device)
+    return outputs.logsumexp(1) - torch.where(targets[:, None] == classes, outputs, 0).sum(1)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the largest output is the target's; outputs that are not finite predict nothing."""
+    predicted = (outputs.argmax(-1) == targets) & torch.isfinite(outputs).all(-1)
+    return predicted.to(outputs.dtype)
+
+
+class Cohort:
+    """A module's trainable parameters as a flat vector, and its losses and gradients for many such vectors.
+
+    Parameters with `requires_grad=False` and all buffers are shared by every row, not copied.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss = cross_entropy, score: Loss = accuracy):
+        _refuse_batch_norm(model)
+        self.loss, self.score = loss, score
+        self.training = _count_dropout(copy.deepcopy(model).train())
+        self.evaluating = copy.deepcopy(model).eval()
+        trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise InputError("the model has no trainable parameters")
+        if len({p.dtype for p in trainable.values()}) > 1:
+            raise InputError("the model mixes parameter types; convert it with model.float()")
+        self.names = list(trainable)
+        self.shapes = [p.shape for p in trainable.values()]
+        self.sizes = [p.numel() for p in trainable.values()]
+        self.dtype = next(iter(trainable.values())).dtype
+        self.parameters = sum(self.sizes)  # P
+        self.keys = [n for n, _ in self.training.named_buffers() if n.endswith("dropout_key")]
+        # (rows, P) × (rows, B, ...) -> (rows, P): each row's gradient of its mean loss over a batch
+        # Rows are independent: the gradient of their sum holds each row's own. With `grad` outside, the
+        # backward pass runs on whole matrices, and compiles for any number of rows.
+        self.gradients = grad(lambda *rows: vmap(self._mean_loss)(*rows).sum())
+        # the same of the summed loss, without dropout, and the sums: (rows, P), (rows,)
+        self.probes = grad(self._total_loss, has_aux=True)
+        # (runs, P) × (B, ...) -> (runs, B), (runs, B): each sample's loss and score under each model
+        self.scores = vmap(self._scores, in_dims=(0, None, None))
+
+    def to(self, device: torch.device | str) -> "Cohort":
+        """Moves what all rows share."""
+        self.training.to(device)
+        self.evaluating.to(device)
+        return self
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """A model's trainable parameters as one vector (P,)."""
+        found = dict(model.named_parameters())
+        return torch.cat([found[n].detach().reshape(-1) for n in self.names])
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a flat vector under the parameters' names."""
+        parts = torch.split(flat, self.sizes)
+        return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+
+    def state_dict(self, flat: Tensor) -> dict[str, Tensor]:
+        """A complete state dict of the model with these parameters."""
+        filled = {k: v.clone() for k, v in self.evaluating.state_dict().items()}
+        return filled | {k: v.clone() for k, v in self.unflatten(flat).items()}
+
+    def outputs(self, flat: Tensor, inputs: Tensor, key: Tensor) -> Tensor:
+        """The model's outputs while training; `key` decides which units drop out."""
+        return self._call(self.training, self.unflatten(flat) | dict.fromkeys(self.keys, key), inputs)
+
+    def _call(self, module: nn.Module, values: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(module, values, (inputs,))
+        return outputs
+
+    def _mean_loss(self, flat: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor) -> Tensor:
+        losses = self.loss(self.outputs(flat, inputs, key), targets)
+        return torch.where(mask, losses, 0).sum() / mask.sum().clamp(min=1)
+
+    def _summed_loss(self, flat: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        losses = self.loss(self._call(self.evaluating, self.unflatten(flat), inputs), targets)
+        return torch.where(mask, losses, 0).sum()
+
+    def _total_loss(self, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        losses = vmap(self._summed_loss)(*rows)
+        return losses.sum(), losses
+
+    def _scores(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self._call(self.evaluating, self.unflatten(flat), inputs)
+        return self.loss(outputs, targets), self.score(outputs, targets)
+
+
+class CountedDropout(nn.Module):
+    """Dropout whose mask is a hash of key, layer and place, so that it is the same in any stacking."""
+
+    dropout_key: Tensor
+
+    def __init__(self, p: float, layer: int):
+        super().__init__()
+        self.p, self.layer = p, layer
+        self.register_buffer("dropout_key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.arange(x.numel(), device=x.device).view(x.shape)
+        drawn: Tensor = mix(mix(self.dropout_key, self.layer), place)
+        return torch.where(drawn >= self.p * MASK, x / (1 - self.p), 0)
+
+
+def _count_dropout(module: nn.Module) -> nn.Module:
+    """Replaces every `nn.Dropout` by one whose mask is counted."""
+    for layer, (name, child) in enumerate(list(module.named_modules())):
+        if type(child) is nn.Dropout and name and child.p > 0:
+            module.set_submodule(name, CountedDropout(child.p, layer))
+    return module
+
+
+def _refuse_batch_norm(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        tracks: Any = getattr(module, "track_running_stats", False)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) or tracks:
+            raise InputError(
+                f"layer {name or 'model'!r} is {type(module).__name__}, whose statistics mix a batch's "
+                "samples and differ between clients; use nn.GroupNorm or nn.LayerNorm instead"
+            )
+
+
+def check(cohort: Cohort, model: nn.Module, federation: Federation) -> None:
+    """Refuses, before the first round, labels without an output and a model that cannot be stacked."""
+    inputs, targets = federation.inputs[:1], federation.targets[:1]
+    device = inputs.device
+    flat = cohort.flatten(model).to(device).expand(2, -1)
+    key = torch.zeros(2, dtype=torch.int64, device=device)
+    mask = torch.ones(2, 1, dtype=torch.bool, device=device)
+    try:
+        outputs = cohort.outputs(flat[0], inputs, key[0])
+        if cohort.loss is cross_entropy:
+            _check_labels(federation, outputs.shape[-1])
+        stacked = inputs.expand(2, *inputs.shape).clone(), targets.expand(2, *targets.shape).clone()
+        cohort.gradients(flat, *stacked, mask, key)
+        losses, scores = cohort.scores(flat, inputs, targets)
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        hint = "; for randomness use the module nn.Dropout" if "random" in reason else ""
+        raise InputError(f"the model cannot train on this federation, stacked: {reason}{hint}") from error
+    for what, value in (("loss", losses), ("score", scores)):
+        if value.shape != (2, 1):
+            raise InputError(f"the {what} is not one number per sample but {tuple(value.shape[1:])}")
+
+
+def _check_labels(federation: Federation, classes: int) -> None:
+    labels = federation.targets
+    if labels.is_floating_point():
+        raise InputError("targets are not integers; cross-entropy needs class labels (or give another loss)")
+    wrong = ((labels < 0) | (labels >= classes)).nonzero()
+    if len(wrong):
+        at = int(wrong[0, 0])
+        client = federation.names[int((federation.start <= at).sum()) - 1]
+        raise InputError(
+            f"client {client!r} has label {int(labels[at])}, but the model has {classes} outputs: "
+            f"labels must be 0 to {classes - 1}"
+        )

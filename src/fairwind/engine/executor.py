@@ -1,0 +1,33 @@
+"""What an executor is: something that lets the clients of all runs train for one round."""
+
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fairwind.contract import AnyAlgorithm
+
+
+class Run(NamedTuple):
+    """One training: an algorithm under a seed."""
+
+    label: str
+    algorithm: AnyAlgorithm
+    seed: int
+
+
+class Outcome(NamedTuple):
+    """What a round adds up to, for each of R runs."""
+
+    total: Tensor  # (R, P) Σ coef·δ
+    sums: list[Any]  # R records of the runs' algorithms, of 0-d float64 tensors
+    used: Tensor  # (R,) clients that counted
+    left_out: Tensor  # (R,) clients left out because a number of theirs was not finite
+    steps: int  # local steps taken, in all
+
+
+class Executor(Protocol):
+    """Trains the round's clients of every run."""
+
+    def round(self, x: Tensor, loss0: Tensor, round: int) -> Outcome:
+        """One round from models x (R, P); `loss0` (R, K) are the clients' losses at the runs' x_0."""
+        ...

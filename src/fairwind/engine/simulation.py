@@ -1,0 +1,250 @@
+"""The simulation: rounds of all runs, evaluated and resumable."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fairwind.contract import advance
+from fairwind.data.federation import Federation
+from fairwind.engine.checkpoint import Checkpoint
+from fairwind.engine.cohort import Cohort, Loss, accuracy, check, cross_entropy
+from fairwind.engine.evaluate import client_means, split_samples
+from fairwind.engine.executor import Executor, Run
+from fairwind.engine.loop import Loop
+from fairwind.engine.schedule import Schedule
+from fairwind.engine.solver import Solver
+from fairwind.engine.stacked import PROBE_BATCH, Stacked
+from fairwind.errors import InputError, in_range
+from fairwind.metrics import fairness, finite
+
+Model = nn.Module | Callable[[], nn.Module]
+Engine = Literal["stacked", "loop"]
+Switch = Literal["auto", "on", "off"]
+
+WORTH_COMPILING = 15_000  # local steps one after another; compiling costs some 15 s and saves 1 ms a step
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train, the same for every run of a simulation."""
+
+    rounds: int = 100
+    solver: Solver = field(default_factory=Solver)
+    participation: float | int = 1.0
+    """Share of clients in a round (a float up to 1.0), or their number (an int)."""
+    probe_samples: int | None = None
+    """Samples on which a client measures its loss and gradient before training; None is all."""
+    eval_every: int = 10
+    engine: Engine = "stacked"
+    device: str = "auto"
+    compile: Switch = "auto"
+    """Compile the local step; "auto" does where a compiler is found and the run is long enough."""
+    memory: float = 0.5
+    """GiB that the rows of one chunk may take."""
+
+    def __post_init__(self) -> None:
+        in_range(1, float("inf"), rounds=self.rounds, eval_every=self.eval_every)
+        in_range(1, float("inf"), probe_samples=self.probe_samples or 1)
+        if not self.memory > 0:
+            raise InputError(f"memory={self.memory} is out of range: it is a positive number of GiB")
+        for name, value, known in (
+            ("engine", self.engine, ("stacked", "loop")),
+            ("compile", self.compile, ("auto", "on", "off")),
+        ):
+            if value not in known:
+                raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
+
+
+def resolve(settings: Settings, federation: Federation) -> Settings:
+    """The settings with nothing left to choose, so that a resumed run computes the same."""
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    schedule = _schedule(settings, federation)
+    longest = int(schedule.solver.most * (-(-federation.train // schedule.solver.batch_size)).max())
+    compile_step = settings.compile
+    if settings.engine == "loop":
+        compile_step = "off"
+    elif compile_step == "auto":
+        long_enough = settings.rounds * longest >= WORTH_COMPILING
+        compile_step = "on" if long_enough and _compiler_found(device) else "off"
+    return replace(settings, device=device, compile=compile_step)
+
+
+def _schedule(settings: Settings, federation: Federation) -> Schedule:
+    schedule = Schedule(federation, settings.solver, settings.participation, settings.probe_samples)
+    _ = schedule.participants  # refuses a participation that cannot be
+    return schedule
+
+
+def _compiler_found(device: str) -> bool:
+    if device.startswith("cuda"):
+        return find_spec("triton") is not None
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+class Simulation:
+    """All runs of a comparison, at some round."""
+
+    def __init__(
+        self,
+        model: Model,
+        federation: Federation,
+        runs: Sequence[Run],
+        settings: Settings,
+        *,
+        loss: Loss = cross_entropy,
+        score: Loss = accuracy,
+    ):
+        self.settings = resolve(settings, federation)
+        self.runs = list(runs)
+        if not self.runs:
+            raise InputError("there is nothing to run: name at least one algorithm and one seed")
+        for run in self.runs:
+            in_range(0, 2**32, seed=run.seed)
+        models = {run.seed: _build(model, run.seed) for run in self.runs}
+        first = next(iter(models.values()))
+        self.cohort = Cohort(first, loss, score).to(self.settings.device)
+        self.federation = _cast(federation, self.cohort.dtype).to(self.settings.device)
+        check(self.cohort, first, self.federation)
+
+        start = {seed: self.cohort.flatten(m).to(self.settings.device) for seed, m in models.items()}
+        self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
+        self.states = [run.algorithm.init(x) for run, x in zip(self.runs, self.x, strict=True)]
+        train = split_samples(self.federation, "train")
+        losses, _ = client_means(self.cohort, self.federation, torch.stack(list(start.values())), *train)
+        loss0 = dict(zip(start, losses, strict=True))
+        self.loss0 = torch.stack([loss0[run.seed] for run in self.runs])  # (R, K)
+
+        self.executor = self._executor()
+        self.test = split_samples(self.federation, "test")
+        self.round = 0
+        self.client_steps = 0
+        self.seconds = 0.0
+        self.left_out = torch.zeros(len(self.runs), dtype=torch.int64, device=self.x.device)
+        self.stalled = torch.zeros_like(self.left_out)
+        self.history: list[dict[str, Any]] = []
+        self.evaluate()
+
+    def _executor(self) -> Executor:
+        schedule = _schedule(self.settings, self.federation)
+        if self.settings.engine == "loop":
+            return Loop(self.cohort, self.federation, schedule, self.runs)
+        solver = self.settings.solver
+        batch = max(solver.batch_size, PROBE_BATCH)
+        # Parameters, received parameters, gradient, momentum and one temporary; a batch and what it becomes.
+        numbers = 5 * self.cohort.parameters + 4 * batch * self.federation.inputs[0].numel()
+        chunk_rows = int(self.settings.memory * 2**30 / (numbers * self.x.element_size()))
+        return Stacked(
+            self.cohort,
+            self.federation,
+            schedule,
+            self.runs,
+            compiled=self.settings.compile == "on",
+            chunk_rows=max(2, chunk_rows),
+        )
+
+    @property
+    def done(self) -> bool:
+        return self.round >= self.settings.rounds
+
+    def step(self) -> None:
+        """One round of every run, and an evaluation if one is due."""
+        began = time.perf_counter()
+        outcome = self.executor.round(self.x, self.loss0, self.round)
+        models = []
+        for r, run in enumerate(self.runs):
+            sums = outcome.total[r], outcome.sums[r], outcome.used[r]
+            x, self.states[r], moved = advance(run.algorithm, self.x[r], self.states[r], *sums)
+            models.append(x)
+            self.stalled[r] += ~moved
+        self.x = torch.stack(models)
+        self.left_out += outcome.left_out
+        self.client_steps += outcome.steps
+        self.round += 1
+        if self.round % self.settings.eval_every == 0 or self.done:
+            self.evaluate()
+        self.seconds += time.perf_counter() - began
+
+    def run(
+        self,
+        save: Callable[[], None] | None = None,
+        *,
+        every: float = 30,
+        after_round: Callable[[], None] | None = None,
+    ) -> None:
+        """All rounds that are left; `save` is called every so many seconds, and at the end."""
+        saved = time.monotonic()
+        while not self.done:
+            self.step()
+            if after_round is not None:
+                after_round()
+            if save is not None and (self.done or time.monotonic() - saved >= every):
+                save()
+                saved = time.monotonic()
+
+    def evaluate(self) -> None:
+        """Every client's test loss and accuracy now, added to the history."""
+        loss, score = client_means(self.cohort, self.federation, self.x, *self.test)
+        self.loss, self.accuracy = loss.cpu(), 100 * score.cpu()  # (R, K)
+        for r, run in enumerate(self.runs):
+            metrics = finite(fairness(self.accuracy[r], self.loss[r], self.federation.test))
+            scalars = {k: float(v) for k, v in self.states[r]._asdict().items() if v.ndim == 0}
+            line = {"algorithm": run.label, "seed": run.seed, "round": self.round}
+            self.history.append({**line, **metrics, **finite(scalars)})
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that a continuation needs."""
+        tensors = {
+            "x": self.x,
+            "loss0": self.loss0,
+            "left_out": self.left_out,
+            "stalled": self.stalled,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+        }
+        for r, state in enumerate(self.states):
+            tensors |= {f"state.{r}.{name}": value for name, value in state._asdict().items()}
+        record = {"history": self.history, "client_steps": self.client_steps, "seconds": self.seconds}
+        return Checkpoint(self.round, tensors, record)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continues from a checkpoint of this very simulation."""
+        tensors = {name: t.to(self.settings.device) for name, t in checkpoint.tensors.items()}
+        self.x, self.loss0 = tensors["x"], tensors["loss0"]
+        self.left_out, self.stalled = tensors["left_out"], tensors["stalled"]
+        self.accuracy, self.loss = checkpoint.tensors["accuracy"], checkpoint.tensors["loss"]
+        self.states = [
+            type(state)(*(tensors[f"state.{r}.{name}"] for name in state._fields))
+            for r, state in enumerate(self.states)
+        ]
+        self.round = checkpoint.round
+        self.history = checkpoint.record["history"]
+        self.client_steps, self.seconds = checkpoint.record["client_steps"], checkpoint.record["seconds"]
+
+
+def _build(model: Model, seed: int) -> nn.Module:
+    """The model itself, or a fresh one whose initial weights are drawn by the seed."""
+    if isinstance(model, nn.Module):
+        return model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return model()
+
+
+def _cast(federation: Federation, dtype: torch.dtype) -> Federation:
+    """Floating-point inputs in the model's type."""
+    if federation.inputs.is_floating_point():
+        return replace(federation, inputs=federation.inputs.to(dtype))
+    return federation

@@ -1,0 +1,246 @@
+"""The stacked executor: the clients of all runs are rows of one matrix, and take their steps together.
+
+Rows are sorted by their number of local steps, so the rows still training are a prefix that shrinks.
+They go through in chunks that fit into memory; what leaves a chunk is a sum.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable
+from types import FunctionType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairwind.contract import AnyAlgorithm, Report, contribute
+from fairwind.counter import mix, segments
+from fairwind.data.federation import Federation
+from fairwind.engine.cohort import Cohort
+from fairwind.engine.evaluate import client_means
+from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.schedule import Plan, Schedule, batches
+from fairwind.engine.solver import Solver
+
+PROBE_BATCH = 64  # samples of a client probed at once; padding wastes what a small client lacks
+
+
+class Stacked:
+    """Executes rounds for all clients of all runs at once."""
+
+    def __init__(
+        self,
+        cohort: Cohort,
+        federation: Federation,
+        schedule: Schedule,
+        runs: list[Run],
+        *,
+        compiled: bool,
+        chunk_rows: int,
+    ):
+        self.cohort, self.federation, self.schedule, self.runs = cohort, federation, schedule, runs
+        self.data = federation.inputs, federation.targets
+        self.chunk_rows = chunk_rows
+        self.seeds = sorted({run.seed for run in runs})
+        self.seed_of = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
+        self.algorithms: list[AnyAlgorithm] = []
+        for run in runs:
+            if not any(run.algorithm is a for a in self.algorithms):
+                self.algorithms.append(run.algorithm)
+        index = [next(i for i, a in enumerate(self.algorithms) if a is run.algorithm) for run in runs]
+        self.algorithm_of = torch.tensor(index)  # (R,)
+        self.train_step = _train_step(cohort, schedule.solver)
+        self.probe_step = _probe_step(cohort)
+        if compiled:
+            self.train_step = _compile(self.train_step)
+            self.probe_step = _compile(self.probe_step)
+
+    @torch.no_grad()
+    def round(self, x: Tensor, loss0: Tensor, round: int) -> Outcome:
+        plan = self.schedule.plan(self.seeds, round)
+        # Every run has a row for each client its seed chose.
+        per_seed = self.schedule.participants
+        run = torch.arange(len(self.runs)).repeat_interleave(per_seed)
+        entry = (self.seed_of[run].view(-1, per_seed) * per_seed + torch.arange(per_seed)).view(-1)
+        loss, grad_norm = self._probe(x, plan, run, entry)
+
+        outcome = Outcome(
+            torch.zeros_like(x),
+            [None] * len(self.runs),
+            torch.zeros(len(self.runs), dtype=torch.int64, device=x.device),
+            torch.zeros(len(self.runs), dtype=torch.int64, device=x.device),
+            int(plan.steps[entry].sum()),
+        )
+        longest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
+        for rows in torch.split(longest_first, self.chunk_rows):
+            report, delta = self._train(x, loss0, plan, run[rows], entry[rows], loss[rows], grad_norm[rows])
+            self._add(outcome, run[rows], report, delta)
+        return outcome
+
+    def _probe(self, x: Tensor, plan: Plan, run: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and gradient norm of each row at x, as far as its run's algorithm asks for them; else NaN."""
+        loss, grad_norm = torch.full((2, len(run)), torch.nan, dtype=torch.float64, device=x.device)
+        asked = [self.runs[r].algorithm.probe for r in range(len(self.runs))]
+        for seed in range(len(self.seeds)):
+            mine = [r for r, probe in enumerate(asked) if probe == "loss" and self.seed_of[r] == seed]
+            if mine:
+                loss.view(len(self.runs), -1)[mine] = self._probe_losses(x[mine], plan, seed)
+        wants_gradient = torch.tensor([probe == "gradient" for probe in asked])[run]
+        size = self.schedule.probed(plan.size)
+        plan = plan._replace(size=size, steps=(size + PROBE_BATCH - 1) // PROBE_BATCH)
+        largest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
+        for rows in torch.split(largest_first[wants_gradient[largest_first]], self.chunk_rows):
+            weights = x[run[rows].to(x.device)]
+            gradient = torch.zeros_like(weights)
+            summed = torch.zeros(len(rows), dtype=x.dtype, device=x.device)
+            for n, samples, _ in _steps(plan, entry[rows], PROBE_BATCH):
+                self.probe_step(gradient[:n], weights[:n], samples, summed[:n], *self.data)
+            size = plan.size[entry[rows]].to(x.device)
+            loss[rows.to(x.device)] = summed.double() / size
+            grad_norm[rows.to(x.device)] = _norms(gradient) / size
+        return loss, grad_norm
+
+    def _probe_losses(self, x: Tensor, plan: Plan, seed: int) -> Tensor:
+        """Losses (R, M) of a seed's clients under models of that seed."""
+        mine = plan.seed == seed
+        sizes = self.schedule.probed(plan.size[mine])
+        owner, place = segments(sizes)
+        samples = plan.order[(plan.base[mine][owner] + place).to(x.device)]
+        return client_means(self.cohort, self.federation, x, samples, sizes)[0]
+
+    def _train(
+        self,
+        x: Tensor,
+        loss0: Tensor,
+        plan: Plan,
+        run: Tensor,
+        entry: Tensor,
+        loss: Tensor,
+        grad_norm: Tensor,
+    ) -> tuple[Report, Tensor]:
+        """Lets rows train, the longest first; their reports, and their updates δ (rows, P)."""
+        solver, device = self.schedule.solver, x.device
+        run = run.to(device)
+        received = x[run]
+        flat = received.clone()
+        buffer = torch.zeros_like(flat) if solver.momentum else None
+        for n, samples, keys in _steps(plan, entry, solver.batch_size):
+            self.train_step(flat[:n], None if buffer is None else buffer[:n], samples, keys, *self.data)
+        delta = received.sub_(flat)
+        report = Report(
+            size=plan.size[entry].double().to(device),
+            steps=solver.accumulated(plan.steps[entry].double()).to(device),
+            lr=torch.full_like(loss, solver.lr),
+            update_norm=_norms(delta),
+            loss=loss,
+            loss0=loss0[run, plan.client[entry].to(device)],
+            grad_norm=grad_norm,
+        )
+        return report, delta
+
+    def _add(self, outcome: Outcome, run: Tensor, report: Report, delta: Tensor) -> None:
+        """Adds the rows' contributions to their runs' sums."""
+        device = delta.device
+        member = F.one_hot(run, len(self.runs)).T.double().to(device)  # (R, rows)
+        coef = torch.zeros_like(report.size)
+        usable = torch.zeros_like(report.size, dtype=torch.bool)
+        for a, algorithm in enumerate(self.algorithms):
+            rows = (self.algorithm_of[run] == a).nonzero()[:, 0].to(device)
+            part, usable[rows] = contribute(algorithm, Report(*(field[rows] for field in report)))
+            coef[rows] = part.coef
+            added = member[:, rows] @ torch.stack(part.sums, dim=1)
+            for r in (self.algorithm_of == a).nonzero()[:, 0].tolist():
+                before = outcome.sums[r] or [0] * len(part.sums)
+                outcome.sums[r] = type(part.sums)(*(b + new for b, new in zip(before, added[r], strict=True)))
+        delta.masked_fill_(~usable[:, None], 0)  # never 0·NaN
+        outcome.total.add_((member * coef).to(delta.dtype) @ delta)
+        counted = (member @ usable.double()).long()
+        outcome.used.add_(counted)
+        outcome.left_out.add_(member.sum(1).long() - counted)
+
+
+def _steps(plan: Plan, entry: Tensor, batch_size: int) -> Iterable[tuple[int, Tensor, Tensor]]:
+    """The steps of rows with descending numbers of steps: how many leading rows take it, their batches, keys.
+
+    A single row is counted as two where there are two, because compiled code treats a size of one apart.
+    """
+    finished = torch.bincount(plan.steps[entry]).cumsum(0)[:-1]
+    active = (len(entry) - finished).clamp(min=min(2, len(entry)))
+    plan, entry = plan.to(plan.order.device), entry.to(plan.order.device)
+    step, row = segments(active.to(entry.device))
+    counts = active.tolist()
+    samples = torch.split(batches(plan, entry[row], step, batch_size), counts)
+    keys = torch.split(mix(plan.key[entry[row]], step), counts)
+    return zip(counts, samples, keys, strict=True)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """Euclidean norms of rows, summed in float64."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
+
+
+def _train_step(cohort: Cohort, solver: Solver) -> Callable[..., None]:
+    """One local step of every row, in place."""
+
+    def step(
+        flat: Tensor,  # (rows, P)
+        buffer: Tensor | None,  # (rows, P)
+        samples: Tensor,  # (rows, B), −1 is padding
+        keys: Tensor,  # (rows,)
+        inputs: Tensor,
+        targets: Tensor,
+    ) -> None:
+        mask, index = samples >= 0, samples.clamp(min=0)
+        g = cohort.gradients(flat, inputs[index], targets[index], mask, keys)
+        change, momenta = solver.update(flat, g, buffer)
+        flat.add_(torch.where(mask[:, :1], change, 0))  # a row that has finished stays
+        if buffer is not None and momenta is not None:
+            buffer.copy_(momenta)
+
+    return step
+
+
+def _probe_step(cohort: Cohort) -> Callable[..., None]:
+    """Adds a block of every row's samples to its summed gradient and loss, in place."""
+
+    def step(
+        gradient: Tensor,  # (rows, P)
+        weights: Tensor,  # (rows, P)
+        samples: Tensor,  # (rows, B), −1 is padding
+        summed: Tensor,  # (rows,)
+        inputs: Tensor,
+        targets: Tensor,
+    ) -> None:
+        mask, index = samples >= 0, samples.clamp(min=0)
+        g, losses = cohort.probes(weights, inputs[index], targets[index], mask)
+        gradient.add_(g)
+        summed.add_(losses)
+
+    return step
+
+
+def _compile(step: Callable[..., None]) -> Callable[..., None]:
+    """Compiles a step for any number of rows, which are the first dimension of its first four arguments."""
+    assert isinstance(step, FunctionType)
+    # Compiled code is cached, and its number limited, by code object: each engine gets its own.
+    step.__code__ = step.__code__.replace()
+    compiled = torch.compile(step)
+    chosen: Callable[..., None] | None = None
+
+    def call(*arguments: Tensor | None) -> None:
+        nonlocal chosen
+        if chosen is not None:
+            return chosen(*arguments)
+        for rows in arguments[:4]:
+            if rows is not None:
+                torch._dynamo.mark_dynamic(rows, 0)
+        try:
+            compiled(*arguments)
+            chosen = compiled
+        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"the local step is not compiled, and runs slower: {reason}", stacklevel=2)
+            chosen = step
+            step(*arguments)
+
+    return call

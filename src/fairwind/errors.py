@@ -1,0 +1,23 @@
+"""The one error a user's input can raise."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used; the message names it and the remedy, in one line."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """An error for a name that is not among the known ones, with the nearest of them."""
+    known = list(known)
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return InputError(f"unknown {kind} {name!r}: {hint}known: {', '.join(known)}")
+
+
+def in_range(low: float, high: float, **values: float) -> None:
+    """Refuses a value outside [low, high)."""
+    for name, value in values.items():
+        if not low <= value < high:
+            raise InputError(f"{name}={value} is out of range: {low} ≤ {name} < {high}")

@@ -1,0 +1,93 @@
+"""Fairness metrics, all from one vector of client accuracies. Definitions: docs/metrics.md."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+METRICS = (
+    "avg",
+    "std",
+    "worst30",
+    "best30",
+    "worst",
+    "avg_weighted",
+    "std_weighted",
+    "std_beyond_noise",
+    "rsd_error",
+    "jain",
+    "gini",
+    "loss_avg",
+    "loss_worst30",
+)
+LOWER_IS_BETTER = frozenset(
+    {"std", "std_weighted", "std_beyond_noise", "rsd_error", "gini", "loss_avg", "loss_worst30"}
+)
+
+
+def fairness(accuracy: ArrayLike, loss: ArrayLike, size: ArrayLike) -> dict[str, float]:
+    """The metrics of one model over its clients.
+
+    `accuracy` is in percent, `size` are the clients' test samples. Clients without any are left out.
+    """
+    a, f, n = (np.asarray(v, dtype=np.float64) for v in (accuracy, loss, size))
+    a, f, n = a[n > 0], f[n > 0], n[n > 0]
+    if not len(a):
+        raise ValueError("no client has test samples")
+    mean = a.mean()
+    weighted = float(np.average(a, weights=n))
+    error = 100 - a
+    return {
+        "avg": float(mean),
+        "std": float(a.std()),
+        "worst30": _tail(a),
+        "best30": -_tail(-a),
+        "worst": float(a.min()),
+        "avg_weighted": weighted,
+        "std_weighted": math.sqrt(float(np.average((a - weighted) ** 2, weights=n))),
+        "std_beyond_noise": _beyond_noise(a, n),
+        "rsd_error": float(error.std() / error.mean()) if error.mean() > 0 else 0.0,
+        "jain": float(a.sum() ** 2 / (len(a) * (a**2).sum())) if a.any() else 1.0,
+        "gini": _gini(a),
+        "loss_avg": float(f.mean()),
+        "loss_worst30": -_tail(-f),
+    }
+
+
+def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean and (population) standard deviation over seeds; null if any value is."""
+    present = [v for v in values if v is not None]
+    if len(present) < len(values):
+        return {"mean": None, "std": None}
+    return {"mean": float(np.mean(present)), "std": float(np.std(present))}
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """The same with null for what is not finite, as JSON wants it."""
+    return {k: v if math.isfinite(v) else None for k, v in values.items()}
+
+
+def _tail(values: Floats) -> float:
+    """Mean of the lowest 30 %, of at least one."""
+    k = math.ceil(0.3 * len(values) - 1e-9)
+    return float(np.sort(values)[:k].mean())
+
+
+def _gini(a: Floats) -> float:
+    """Mean absolute difference of all pairs over twice the mean, by ranks instead of pairs."""
+    if not a.any():
+        return 0.0
+    rank = np.arange(1, len(a) + 1)
+    return float((2 * rank - len(a) - 1) @ np.sort(a) / (len(a) * a.sum()))
+
+
+def _beyond_noise(a: Floats, n: Floats) -> float:
+    """The STD left when binomial sampling noise is taken out, over clients with at least two test samples."""
+    a, n = a[n > 1] / 100, n[n > 1]
+    if not len(a):
+        return math.nan
+    noise = (a * (1 - a) / (n - 1)).mean()  # the unbiased estimate of p(1−p)/n
+    return 100 * math.sqrt(max(0.0, float(a.var() - noise)))

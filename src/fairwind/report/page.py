@@ -1,0 +1,278 @@
+"""The report of a run directory: one self-contained page, and its figures as PDF and PNG files."""
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import cache
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from fairwind.report import charts
+from fairwind.report.record import Record, read_record
+from fairwind.report.table import (
+    MEASURES,
+    Measure,
+    Results,
+    best_rows,
+    count,
+    display_name,
+    mean_and_spread,
+    notes,
+    reading,
+    seed_count,
+)
+
+Spec = dict[str, Any]
+
+VEGA_LITE = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
+FILE_WIDTH = 640  # points, of a figure saved as a file
+
+
+def write_report(directory: Path) -> list[Path]:
+    """Write report.html and figures/ into a run directory; return the paths written."""
+    record = read_record(directory)
+    specs = figures(record)
+    (directory / "figures").mkdir(exist_ok=True)
+    written = [_write(directory / "report.html", page(record, specs).encode())]
+    paper = charts.theme(record.labels, "light") | {"background": "white", "padding": 12}
+    for name, spec in specs.items():
+        sized = spec | {"width": FILE_WIDTH, "config": paper}
+        pdf = vl_convert.vegalite_to_pdf(sized, vl_version=VEGA_LITE)
+        png = vl_convert.vegalite_to_png(sized, vl_version=VEGA_LITE, scale=2)
+        written.append(_write(directory / "figures" / f"{name}.pdf", pdf))
+        written.append(_write(directory / "figures" / f"{name}.png", png))
+    return written
+
+
+def figures(record: Record) -> dict[str, Spec]:
+    """The Vega-Lite specs of the report by name, without colours (see `charts.theme`)."""
+    drawn: dict[str, alt.Chart | alt.LayerChart | None] = {
+        "average": charts.curves(record, "avg", "Average accuracy of clients, %"),
+        "worst30": charts.curves(record, "worst30", "Accuracy of the worst-off 30 % of clients, %"),
+        "distribution": charts.distribution(record),
+        "certainty": charts.certainty(record),
+        "clients": charts.clients(record),
+    }
+    specs = {name: chart.to_dict() for name, chart in drawn.items() if chart is not None}
+    return {name: {k: v for k, v in spec.items() if k != "config"} for name, spec in specs.items()}
+
+
+def page(record: Record, specs: dict[str, Spec]) -> str:
+    """The whole page as HTML."""
+    results = record.results
+    themes = {mode: charts.theme(record.labels, mode) for mode in ("light", "dark")}
+    names = [display_name(label) for label in record.labels]
+    subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
+    return Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(
+        title=escape(f"{subject} on {results['setup']}"),
+        finding=_text(finding(results)),
+        facts=_facts(results),
+        notes=f'<p class="note">{"<br>".join(map(_text, found))}</p>' if (found := notes(results)) else "",
+        summary=_summary(results),
+        sections="\n".join(_sections(record, specs)),
+        settings=_pairs(_flat(results["config"])),
+        environment=_pairs(results["environment"].items()),
+        timing=_pairs(_timing(results["timing"])),
+        specs=_script(specs),
+        themes=_script(themes),
+        bundle=_bundle(),
+    )
+
+
+def finding(results: Results) -> str:
+    """One sentence: who serves the worst-off 30 % best, by how much, and what that does to the average."""
+    worst = {
+        row["algorithm"]: row["worst30"] for row in results["summary"] if row["worst30"]["mean"] is not None
+    }
+    average = {
+        row["algorithm"]: row["avg"]["mean"] for row in results["summary"] if row["avg"]["mean"] is not None
+    }
+    ranked = sorted(worst, key=lambda label: -worst[label]["mean"])
+    if not ranked or ranked[0] not in average:
+        return "No run ended with a defined accuracy."
+    first, name = ranked[0], display_name(ranked[0])
+    if len(ranked) == 1:
+        return (
+            f"Under {name} clients reach {average[first]:.1f} % accuracy on average, "
+            f"the worst-off 30 % of them {worst[first]['mean']:.1f} %."
+        )
+    second = ranked[1]
+    gap = worst[first]["mean"] - worst[second]["mean"]
+    if seed_count(results) == 1:
+        doubt = " (one seed)"
+    elif gap > math.hypot(worst[first]["std"] or 0, worst[second]["std"] or 0):
+        doubt = ""
+    else:
+        doubt = ", which is within the spread of seeds"
+    top = max(average, key=lambda label: average[label])
+    behind = average[top] - average[first]
+    if behind < 0.05:
+        verdict = "is the highest too"
+    else:
+        verdict = f"is {behind:.1f} points below the highest, {display_name(top)}’s"
+    return (
+        f"{name} serves the worst-off 30 % of clients best: {worst[first]['mean']:.1f} % accuracy, "
+        f"{gap:.1f} points above {display_name(second)}, the next best{doubt}; "
+        f"its average over all clients, {average[first]:.1f} %, {verdict}."
+    )
+
+
+def _facts(results: Results) -> str:
+    federation, seeds = results["federation"], seed_count(results)
+    facts = {
+        "federation": federation["name"],
+        "clients": f"{federation['clients']:,}",
+        "samples": f"{federation['train_samples']:,} to train, {federation['test_samples']:,} to test",
+        "training samples of a client": (
+            f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
+        ),
+        "runs": f"{count(len(results['summary']), 'algorithm')} × {count(seeds, 'seed')}",
+        "rounds": f"{max(run['rounds'] for run in results['runs']):,}",
+    }
+    return "".join(f"<div><dt>{_text(key)}</dt><dd>{_text(value)}</dd></div>" for key, value in facts.items())
+
+
+def _summary(results: Results) -> str:
+    """The table of accuracies, and the other measures folded away below it."""
+    meanings = "".join(f"<dt>{_text(m.name)}</dt><dd>{_text(m.meaning)}</dd>" for m in MEASURES)
+    return (
+        f"<p>Accuracy on the clients’ own test data after the last round, in percent. {reading(results)}</p>"
+        f"{_table(results, MEASURES[:7])}"
+        "<details><summary>Other measures of fairness, and the losses</summary>"
+        f"{_table(results, MEASURES[7:])}</details>"
+        f'<details><summary>What the columns mean</summary><dl class="pairs">{meanings}</dl></details>'
+    )
+
+
+def _table(results: Results, measures: tuple[Measure, ...]) -> str:
+    best = {measure.key: best_rows(results, measure) for measure in measures}
+    head = "".join(f'<th scope="col" title="{_text(m.meaning)}">{_text(m.name)}</th>' for m in measures)
+    body = ""
+    for row in results["summary"]:
+        cells = ""
+        for measure in measures:
+            mean, spread = mean_and_spread(row, measure, seed_count(results))
+            value = f"<b>{mean}</b>" if row["algorithm"] in best[measure.key] else mean
+            cells += f"<td>{value}{f' <small>±{spread}</small>' if spread else ''}</td>"
+        body += f'<tr><th scope="row">{_text(display_name(row["algorithm"]))}</th>{cells}</tr>'
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Summary">'
+        f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
+    several = len(record.labels) > 1
+    band = (
+        f"Lines are means over {record.seeds} seeds; bands reach from the lowest seed to the highest."
+        if record.seeds > 1
+        else "One seed, so there is no band."
+    )
+    evaluated = len({row["round"] for row in record.history})
+    if evaluated > charts.MAX_POINTS:
+        band += f" Of {evaluated:,} evaluated rounds {charts.MAX_POINTS} are drawn, evenly spaced."
+    hint = " Point at a round for its values; click a name to single it out." if several else ""
+    yield _section("Over the rounds", band + hint, ["average", "worst30"])
+
+    untested = record.accuracy.shape[1] - len(charts.tested_clients(record))
+    pooled = f"the clients of all {record.seeds} seeds together" if record.seeds > 1 else "all clients"
+    yield _section(
+        "How clients are spread",
+        f"Where the accuracies of clients lie after the last round, {pooled}, smoothed with a kernel "
+        f"{charts.SMOOTHING:g} points wide. The further right and the narrower, the better and the fairer."
+        + (f" {count(untested, 'client')} without test samples left out." if untested else ""),
+        ["distribution"],
+    )
+    if "certainty" in specs:
+        yield _section(
+            "Certainty",
+            "AdaFedAdam’s C is 1 plus the logarithm of how far local training went, in gradient steps. "
+            f"The server’s step and memory scale with it; at C = 1 a round is one step of Adam. {band}",
+            ["certainty"],
+        )
+    shown, tested = len(charts.shown_clients(record)), len(charts.tested_clients(record))
+    sampled = (
+        f" Of {tested:,} clients {shown} are shown, evenly spaced from the worst-off to the best-off."
+        if shown < tested
+        else ""
+    )
+    yield _section(
+        "Client by client",
+        "Each column is a client, in the order of its accuracy"
+        + (" averaged over the algorithms" if several else "")
+        + ("; colours are means over seeds." if record.seeds > 1 else ".")
+        + f" Point at one for its sizes and its accuracies.{sampled}",
+        ["clients"],
+    )
+
+
+def _section(heading: str, words: str, names: list[str]) -> str:
+    plots = "".join(f'<div class="chart" id="{name}"></div>' for name in names)
+    return (
+        f'<section><h2>{_text(heading)}</h2><p>{_text(words)}</p><div class="charts">{plots}</div></section>'
+    )
+
+
+def _timing(timing: dict[str, float | None]) -> Iterable[tuple[str, str]]:
+    for key, value in timing.items():
+        if value is None:
+            yield key, "–"
+        elif key == "seconds" and value >= 60:
+            yield key, f"{value:,.0f} ({timedelta(seconds=round(value))})"
+        else:
+            yield key, f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}"
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Nested settings as pairs: {"solver": {"lr": 0.1}} gives ("solver.lr", 0.1)."""
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _pairs(pairs: Iterable[tuple[str, Any]]) -> str:
+    rows = "".join(
+        f"<dt>{_text(key.replace('_', ' '))}</dt><dd>{_text(_plain(value))}</dd>" for key, value in pairs
+    )
+    return f'<dl class="pairs">{rows}</dl>'
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_plain(item) for item in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+def _text(text: str) -> str:
+    """Escaped for HTML, with the number held to its percent sign."""
+    return escape(text).replace(" %", "\u00a0%")
+
+
+@cache
+def _bundle() -> str:
+    """Vega, Vega-Lite and vega-embed as one script, 0.9 MB; a second's work, hence kept."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+
+
+def _script(value: Any) -> str:
+    """JSON that may stand inside a script element."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """Write a file whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+    return path

@@ -1,0 +1,45 @@
+"""A run directory, read back."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from fairwind.report.table import seed_count
+
+
+class Record(NamedTuple):
+    results: dict[str, Any]  # results.json
+    history: list[dict[str, Any]]  # history.jsonl: one row per run and evaluated round
+    accuracy: NDArray[np.float32]  # (R, K) percent, NaN where a client has no test samples
+    train_size: NDArray[np.int64]  # (K,)
+    test_size: NDArray[np.int64]  # (K,)
+
+    @property
+    def labels(self) -> list[str]:
+        """The algorithms, in the order of the summary."""
+        return [row["algorithm"] for row in self.results["summary"]]
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds."""
+        return seed_count(self.results)
+
+    def accuracy_of(self, label: str) -> NDArray[np.float32]:
+        """The rows of one algorithm, (seeds, K)."""
+        return self.accuracy[[run["algorithm"] == label for run in self.results["runs"]]]
+
+
+def read_record(directory: Path) -> Record:
+    clients = load_file(directory / "clients.safetensors")
+    lines = (directory / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    return Record(
+        results=json.loads((directory / "results.json").read_text(encoding="utf-8")),
+        history=[json.loads(line) for line in lines if line.strip()],
+        accuracy=clients["accuracy"],
+        train_size=clients["train_size"],
+        test_size=clients["test_size"],
+    )

@@ -1,0 +1,135 @@
+"""The measures, how they are printed and compared, and the table for the terminal."""
+
+from typing import Any, Literal, NamedTuple
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+Results = dict[str, Any]
+
+
+class Measure(NamedTuple):
+    key: str
+    name: str
+    digits: int
+    best: Literal["highest", "lowest"]
+    meaning: str
+
+
+MEASURES = (
+    Measure("avg", "average", 2, "highest", "mean accuracy over clients, each counted once"),
+    Measure("std", "STD", 2, "lowest", "standard deviation of accuracy over clients"),
+    Measure("worst30", "worst 30 %", 2, "highest", "mean accuracy of the worst-off 30 % of clients"),
+    Measure("best30", "best 30 %", 2, "highest", "mean accuracy of the best-off 30 % of clients"),
+    Measure("worst", "worst", 2, "highest", "accuracy of the worst-off client"),
+    Measure("avg_weighted", "weighted average", 2, "highest", "mean accuracy, clients weighted by size"),
+    Measure("std_weighted", "weighted STD", 2, "lowest", "its standard deviation, clients weighted by size"),
+    Measure("std_beyond_noise", "STD beyond noise", 2, "lowest", "STD that small test sets do not explain"),
+    Measure("rsd_error", "RSD of error", 3, "lowest", "STD of the clients’ error over its mean"),
+    Measure("jain", "Jain’s index", 3, "highest", "1 when all clients have the same accuracy"),
+    Measure("gini", "Gini", 3, "lowest", "0 when all clients have the same accuracy"),
+    Measure("loss_avg", "loss", 3, "lowest", "mean test loss over clients"),
+    Measure("loss_worst30", "loss, worst 30 %", 3, "lowest", "mean loss of the worst-off 30 % of clients"),
+)
+NAMES = {
+    "adafedadam": "AdaFedAdam",
+    "fedavg": "FedAvg",
+    "fedadam": "FedAdam",
+    "fednova": "FedNova",
+    "qfedavg": "q-FedAvg",
+    "fedyogi": "FedYogi",
+    "fedadagrad": "FedAdagrad",
+}
+
+
+def algorithm_of(label: str) -> str:
+    """The algorithm a label names, without parameters: `q-fedavg:q=1` and `qfedavg` are both `qfedavg`."""
+    return label.partition(":")[0].lower().replace("-", "").replace("_", "")
+
+
+def display_name(label: str) -> str:
+    """`adafedadam:alpha=2` reads AdaFedAdam (alpha=2); an algorithm without a name here keeps its label."""
+    name, _, parameters = label.partition(":")
+    name = NAMES.get(algorithm_of(label), name)
+    return f"{name} ({', '.join(parameters.split(','))})" if parameters else name
+
+
+def mean_and_spread(row: dict[str, Any], measure: Measure, seeds: int) -> tuple[str, str]:
+    """A cell as text: the mean, – where there is none, and the spread over seeds, empty where none."""
+    value = row.get(measure.key) or {}
+    mean, spread = value.get("mean"), value.get("std")
+    if mean is None:
+        return "–", ""
+    return (
+        f"{mean:.{measure.digits}f}",
+        "" if spread is None or seeds == 1 else f"{spread:.{measure.digits}f}",
+    )
+
+
+def best_rows(results: Results, measure: Measure) -> set[str]:
+    """The labels with the best mean; those that print the same share it. Nobody is best alone."""
+    means = {row["algorithm"]: (row.get(measure.key) or {}).get("mean") for row in results["summary"]}
+    known = {label: mean for label, mean in means.items() if mean is not None}
+    if len(means) < 2 or not known:
+        return set()
+    best = (max if measure.best == "highest" else min)(known.values())
+    return {
+        label for label, mean in known.items() if f"{mean:.{measure.digits}f}" == f"{best:.{measure.digits}f}"
+    }
+
+
+def seed_count(results: Results) -> int:
+    return len({run["seed"] for run in results["runs"]})
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader must know before trusting the numbers: contributions left out, rounds without a step."""
+    found = []
+    for label in [row["algorithm"] for row in results["summary"]]:
+        runs = [run for run in results["runs"] if run["algorithm"] == label]
+        left_out = sum(run["left_out"] for run in runs)
+        stalled = sum(run["stalled_rounds"] for run in runs)
+        if left_out:
+            found.append(
+                f"{display_name(label)}: {count(left_out, 'client contribution')} left out, being not finite."
+            )
+        if stalled:
+            found.append(
+                f"{display_name(label)}: the model stayed where it was in {count(stalled, 'round')}."
+            )
+    return found
+
+
+def reading(results: Results) -> str:
+    """How to read the cells of the table."""
+    seeds = seed_count(results)
+    spread = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
+    return spread + ("; best in bold." if len(results["summary"]) > 1 else ".")
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def summary_table(results: Results) -> Table:
+    """The summary for a terminal of 80 columns: means over seeds ± their standard deviation, best in bold."""
+    shown = [m for m in MEASURES if m.key in ("avg", "std", "worst30", "worst", "avg_weighted")]
+    best = {m.key: best_rows(results, m) for m in shown}
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        caption=Text("\n".join([f"Accuracy over clients, %. {reading(results)}", *notes(results)])),
+        caption_justify="left",
+    )
+    table.add_column("", overflow="fold", min_width=10)
+    for measure in shown:
+        table.add_column(measure.name.replace("weighted ", "weighted\n"), justify="right", no_wrap=True)
+    for row in results["summary"]:
+        cells = [Text(display_name(row["algorithm"]))]
+        for measure in shown:
+            mean, spread = mean_and_spread(row, measure, seed_count(results))
+            style = "bold" if row["algorithm"] in best[measure.key] else ""
+            cells.append(Text(mean, style).append(f" ±{spread}" if spread else "", "not bold dim"))
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,57 @@
+"""Specs: how a command line names a thing and its parameters, as in "adafedadam:alpha=2,warmup=none"."""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from fairwind.errors import InputError, unknown
+
+T = TypeVar("T")
+
+
+def call(kind: str, spec: str, registry: Mapping[str, Callable[..., T]]) -> T:
+    """Calls the builder a spec names, with the parameters it gives."""
+    name, _, rest = spec.partition(":")
+    if name not in registry:
+        raise unknown(kind, name, registry)
+    types_of = parameters(registry[name])
+    arguments: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, text = item.partition("=")
+        if key not in types_of:
+            raise unknown(f"parameter of {name}", key, types_of)
+        if not equals:
+            raise InputError(f"parameter {key!r} of {name} has no value: write {key}=…")
+        arguments[key] = _parse(f"{name}:{key}", text, types_of[key][0])
+    return registry[name](**arguments)
+
+
+def parameters(builder: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Type and default of each parameter a builder takes."""
+    hints = typing.get_type_hints(builder)
+    return {p.name: (hints[p.name], p.default) for p in inspect.signature(builder).parameters.values()}
+
+
+def _parse(name: str, text: str, kind: Any) -> Any:
+    """A value of the annotated type, read from text."""
+    choices = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    for choice in choices:
+        if choice is types.NoneType and text.lower() == "none":
+            return None
+        if choice is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if choice is str:
+            return text
+        if typing.get_origin(choice) is typing.Literal and text in typing.get_args(choice):
+            return text
+        if choice in (int, float):
+            try:
+                return choice(text)
+            except ValueError:
+                continue
+    names = [getattr(c, "__name__", str(c)) for c in choices]
+    literals = [v for c in choices if typing.get_origin(c) is typing.Literal for v in typing.get_args(c)]
+    wanted = " or ".join(literals or names).replace("NoneType", "none")
+    raise InputError(f"{name}={text!r} is not {wanted}")

@@ -1,0 +1,54 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairwind import Federation
+
+torch.set_num_threads(1)  # the tests run side by side
+
+FEATURES, CLASSES = 5, 3
+
+
+def make_federation(sizes: list[int], seed: int = 0, dtype: torch.dtype = torch.float64) -> Federation:
+    """Clients of the given numbers of samples, each with inputs around a mean of its own."""
+    g = torch.Generator().manual_seed(seed)
+    clients = []
+    for n in sizes:
+        x = torch.randn(n, FEATURES, generator=g, dtype=dtype) + torch.randn(
+            FEATURES, generator=g, dtype=dtype
+        )
+        y = torch.randint(0, CLASSES, (n,), generator=g)
+        clients.append((x, y))
+    return Federation.from_clients(clients, classes=CLASSES)
+
+
+def make_model() -> nn.Module:
+    hidden = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES))
+    return hidden.double()
+
+
+class Point(nn.Module):
+    """A model that is nothing but a point: F_k(w) = ½‖w − c_k‖² with the loss below."""
+
+    def __init__(self, dims: int):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(dims, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w.expand(len(x), -1)
+
+
+def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets) ** 2).sum(1) / 2
+
+
+def points(centres: Tensor, sizes: list[int]) -> Federation:
+    """Clients whose samples all want the model to be at the client's centre."""
+    clients = [(torch.zeros(n, 1), c.expand(n, -1).clone()) for c, n in zip(centres, sizes, strict=True)]
+    return Federation.from_clients(clients, train=1)
+
+
+@pytest.fixture
+def ragged() -> Federation:
+    """Clients with 1 to 45 samples: single samples, partial batches, full ones."""
+    return make_federation([1, 2, 3, 17, 45, 8, 1, 26])
