@@ -43,9 +43,12 @@ def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def points(centres: Tensor, sizes: list[int]) -> Federation:
-    """Clients whose samples all want the model to be at the client's centre."""
-    clients = [(torch.zeros(n, 1), c.expand(n, -1).clone()) for c, n in zip(centres, sizes, strict=True)]
-    return Federation.from_clients(clients, train=1)
+    """Clients with so many training samples and one for testing, which all want the model at their centre."""
+    train, each = torch.tensor(sizes), torch.tensor(sizes) + 1
+    targets = centres.repeat_interleave(each, 0)
+    start = each.cumsum(0) - each
+    names = tuple(map(str, range(len(sizes))))
+    return Federation(torch.zeros(len(targets), 1), targets, start, train, torch.ones_like(train), names)
 
 
 @pytest.fixture

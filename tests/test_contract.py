@@ -100,7 +100,7 @@ def test_a_client_that_is_not_finite_counts_exactly_as_if_absent(name: str, fiel
 @pytest.mark.parametrize("field", ["size", "steps"])
 def test_an_empty_client_counts_exactly_as_if_absent(name: str, field: str) -> None:
     algorithm = REGISTRY[name]()
-    report, delta = reports(4, seed=3)
+    report, _ = reports(4, seed=3)
     emptied = getattr(report, field).clone()
     emptied[0] = 0
     part, usable = contribute(algorithm, report._replace(**{field: emptied}))

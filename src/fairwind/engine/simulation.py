@@ -118,6 +118,8 @@ class Simulation:
         self.cohort = Cohort(first, loss, score).to(self.settings.device)
         self.federation = _cast(federation, self.cohort.dtype).to(self.settings.device)
         check(self.cohort, first, self.federation)
+        if not federation.test.any():
+            raise InputError("no client has test samples; give clients more samples or a smaller train share")
 
         start = {seed: self.cohort.flatten(m).to(self.settings.device) for seed, m in models.items()}
         self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
@@ -200,7 +202,9 @@ class Simulation:
         self.loss, self.accuracy = loss.cpu(), 100 * score.cpu()  # (R, K)
         for r, run in enumerate(self.runs):
             metrics = finite(fairness(self.accuracy[r], self.loss[r], self.federation.test))
-            scalars = {k: float(v) for k, v in self.states[r]._asdict().items() if v.ndim == 0}
+            # What the server adapts by; before the first round it has measured nothing.
+            state = self.states[r]._asdict() if self.round else {}
+            scalars = {k: float(v) for k, v in state.items() if v.ndim == 0}
             line = {"algorithm": run.label, "seed": run.seed, "round": self.round}
             self.history.append({**line, **metrics, **finite(scalars)})
 

@@ -1,0 +1,241 @@
+"""The stacked executor computes what a plain loop computes, whatever is stacked beside it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import CLASSES, FEATURES, make_federation, make_model
+from fairwind import Federation, Settings, Solver, algorithms
+from fairwind.engine.executor import Run
+from fairwind.engine.simulation import Simulation
+
+SOLVERS = {
+    "sgd": Solver(lr=0.1, batch_size=10),
+    "momentum": Solver(lr=0.1, momentum=0.9, batch_size=10),
+    "nesterov": Solver(lr=0.1, momentum=0.9, nesterov=True, batch_size=10, epochs=2),
+    "decay": Solver(lr=0.1, weight_decay=0.1, momentum=0.5, batch_size=7),
+    "uneven": Solver(lr=0.1, batch_size=4, epochs=(1, 3)),
+}
+
+
+def simulation(federation: Federation, names: list[str], seeds: list[int], **options: object) -> Simulation:
+    built = {name: algorithms.build(name) for name in names}
+    runs = [Run(name, algorithm, seed) for name, algorithm in built.items() for seed in seeds]
+    model = options.pop("model", make_model)
+    return Simulation(model, federation, runs, Settings(rounds=6, eval_every=2, compile="off", **options))
+
+
+def assert_together(a: Simulation, b: Simulation, rounds: int = 5, tolerance: float = 1e-10) -> None:
+    """Two simulations of the same runs, side by side, round by round."""
+    for _ in range(rounds):
+        a.step()
+        b.step()
+        torch.testing.assert_close(a.x, b.x, rtol=tolerance, atol=tolerance)
+        for one, other in zip(a.states, b.states, strict=True):
+            torch.testing.assert_close(tuple(one), tuple(other), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("name", algorithms.REGISTRY)
+def test_stacked_is_the_loop(ragged: Federation, name: str, solver: str) -> None:
+    options = {"solver": SOLVERS[solver]}
+    stacked = simulation(ragged, [name], [0, 1], **options)
+    loop = simulation(ragged, [name], [0, 1], engine="loop", **options)
+    assert_together(stacked, loop)
+
+
+@pytest.mark.parametrize("options", [{"participation": 0.5}, {"participation": 3}, {"probe_samples": 6}])
+def test_stacked_is_the_loop_with_some_clients_or_samples(ragged: Federation, options: dict) -> None:
+    names = list(algorithms.PAPER)
+    assert_together(
+        simulation(ragged, names, [0, 1], **options),
+        simulation(ragged, names, [0, 1], engine="loop", **options),
+    )
+
+
+def test_stacked_is_the_loop_in_float32() -> None:
+    federation = make_federation([1, 5, 30, 12], dtype=torch.float32)
+    options = {"model": lambda: make_model().float(), "solver": SOLVERS["momentum"]}
+    names = list(algorithms.PAPER)
+    loop = simulation(federation, names, [0], engine="loop", **options)
+    assert_together(simulation(federation, names, [0], **options), loop, rounds=3, tolerance=1e-4)
+
+
+def test_dropout_drops_the_same_units_in_either_executor(ragged: Federation) -> None:
+    def model() -> nn.Module:
+        layers = nn.Linear(FEATURES, 8), nn.Dropout(0.3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
+        return nn.Sequential(*layers).double()
+
+    names = ["adafedadam", "fedavg"]
+    stacked = simulation(ragged, names, [0, 1], model=model)
+    assert_together(stacked, simulation(ragged, names, [0, 1], engine="loop", model=model))
+    plain = simulation(ragged, names, [0, 1], model=lambda: without_dropout(model()))
+    dropped = simulation(ragged, names, [0, 1], model=model)
+    assert torch.equal(plain.x, dropped.x)
+    plain.step()
+    dropped.step()
+    assert not torch.allclose(plain.x, dropped.x)
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    return nn.Sequential(*(layer for layer in model if not isinstance(layer, nn.Dropout)))
+
+
+def test_dropout_keeps_the_expected_share() -> None:
+    from fairwind.engine.cohort import CountedDropout
+
+    layer = CountedDropout(0.3, layer=2)
+    kept = layer(torch.ones(200, 500))
+    assert abs((kept == 0).double().mean() - 0.3) < 0.005
+    assert abs(kept.mean() - 1) < 0.01
+
+
+@pytest.mark.parametrize("options", [{}, {"participation": 4, "solver": SOLVERS["uneven"]}])
+def test_a_run_does_not_depend_on_what_is_stacked_beside_it(ragged: Federation, options: dict) -> None:
+    names = list(algorithms.PAPER)
+    together = simulation(ragged, names, [0, 1, 2], **options)
+    for _ in range(4):
+        together.step()
+    for r, run in enumerate(together.runs):
+        alone = simulation(ragged, [run.label], [run.seed], **options)
+        for _ in range(4):
+            alone.step()
+        torch.testing.assert_close(alone.x[0], together.x[r], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk_rows", [2, 3, 11])
+def test_chunking_changes_nothing(ragged: Federation, chunk_rows: int) -> None:
+    names = list(algorithms.PAPER)
+    whole, chunked = (simulation(ragged, names, [0, 1]) for _ in range(2))
+    chunked.executor.chunk_rows = chunk_rows
+    assert_together(whole, chunked)
+
+
+@pytest.mark.parametrize("solver", ["sgd", "nesterov"])
+def test_compiled_is_eager(ragged: Federation, solver: str) -> None:
+    options = {"solver": SOLVERS[solver], "model": lambda: nn.Linear(FEATURES, CLASSES).double()}
+    names = ["adafedadam", "fednova"]
+    eager = simulation(ragged, names, [0, 1], **options)
+    compiled = Simulation(options["model"], ragged, eager.runs, replace(eager.settings, compile="on"))
+    assert_together(eager, compiled, rounds=3)
+
+
+def test_a_step_that_cannot_be_compiled_for_all_row_counts_runs_uncompiled(ragged: Federation) -> None:
+    """F.cross_entropy fixes the number of rows in compiled code: say so, and go on."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    runs = [Run("fedavg", algorithms.fedavg(), 0)]
+    settings = Settings(rounds=2, compile="on")
+    compiled = Simulation(make_model, ragged, runs, settings, loss=loss)
+    with pytest.warns(UserWarning, match="not compiled"):
+        compiled.step()
+    eager = simulation(ragged, ["fedavg"], [0])
+    eager.step()
+    torch.testing.assert_close(compiled.x, eager.x)
+
+
+class Spoilt(nn.Module):
+    """A linear model whose output is NaN where the first feature is above 100."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * torch.where(x[:, :1] > 100, torch.nan, 1.0)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+@pytest.mark.parametrize("name", algorithms.REGISTRY)
+def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: str) -> None:
+    federation = make_federation([10, 20, 30])
+    broken = federation.inputs.clone()
+    broken[10:30] += 1000  # client 1
+    ill = simulation(replace(federation, inputs=broken), [name], [0], engine=engine, model=Spoilt)
+    well = simulation(federation, [name], [0], engine=engine, model=Spoilt)
+    for _ in range(3):
+        ill.step()
+        well.step()
+    assert ill.left_out.tolist() == [3]
+    assert ill.stalled.tolist() == [0]
+    assert well.left_out.tolist() == [0]
+    assert torch.isfinite(ill.x).all()
+    assert not torch.allclose(ill.x, well.x)
+    assert ill.accuracy[0, 1] == 0  # a model that outputs NaN predicts nothing
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+def test_with_every_client_nan_the_model_stays_and_the_run_says_so(engine: str) -> None:
+    federation = make_federation([10, 20])
+    broken = replace(federation, inputs=federation.inputs + 1000)
+    ill = simulation(broken, list(algorithms.PAPER), [0], engine=engine, model=Spoilt)
+    start = ill.x.clone()
+    ill.step()
+    assert torch.equal(ill.x, start)
+    assert ill.stalled.tolist() == [1] * 5
+    assert ill.left_out.tolist() == [2] * 5
+
+
+def test_probes_are_paid_for_only_by_algorithms_that_ask(ragged: Federation, monkeypatch) -> None:
+    counted = {"loss": 0, "gradient": 0}
+    plain = simulation(ragged, ["fedavg", "fedadam", "fednova"], [0])
+    asking = simulation(ragged, ["fedavg", "qfedavg", "adafedadam"], [0])
+    for sim in (plain, asking):
+        step, losses = sim.executor.probe_step, sim.executor._probe_losses
+
+        def count_gradient(*args, step=step):
+            counted["gradient"] += len(args[0])
+            return step(*args)
+
+        def count_loss(x, *args, losses=losses):
+            counted["loss"] += len(x)
+            return losses(x, *args)
+
+        monkeypatch.setattr(sim.executor, "probe_step", count_gradient)
+        monkeypatch.setattr(sim.executor, "_probe_losses", count_loss)
+    plain.step()
+    assert counted == {"loss": 0, "gradient": 0}
+    asking.step()
+    assert counted == {"loss": 1, "gradient": len(ragged)}  # one run's model; one row per client of one run
+
+
+def test_restored_is_uninterrupted_bit_for_bit(ragged: Federation) -> None:
+    options = {"participation": 0.7, "solver": SOLVERS["uneven"]}
+    names = list(algorithms.REGISTRY)
+    whole = simulation(ragged, names, [0, 1], **options)
+    while not whole.done:
+        whole.step()
+    for stop in range(1, 6):
+        first = simulation(ragged, names, [0, 1], **options)
+        for _ in range(stop):
+            first.step()
+        second = simulation(ragged, names, [0, 1], **options)
+        second.restore(first.checkpoint())
+        while not second.done:
+            second.step()
+        assert torch.equal(second.x, whole.x)
+        torch.testing.assert_close(second.accuracy, whole.accuracy, rtol=0, atol=0, equal_nan=True)
+        assert second.history == whole.history
+        assert second.client_steps == whole.client_steps
+
+
+def test_frozen_parameters_stay_and_are_not_copied(ragged: Federation) -> None:
+    model = make_model()
+    model[0].requires_grad_(False)
+    sim = simulation(ragged, ["adafedadam"], [0], model=model)
+    assert sim.cohort.parameters == 4 * CLASSES + CLASSES
+    sim.step()
+    trained = sim.cohort.state_dict(sim.x[0])
+    assert torch.equal(trained["0.weight"], model[0].weight)
+    assert not torch.equal(trained["2.weight"], model[2].weight)
+    model.load_state_dict(trained)
+
+
+def test_the_same_seed_starts_every_algorithm_from_the_same_model(ragged: Federation) -> None:
+    sim = simulation(ragged, ["fedavg", "adafedadam"], [0, 1])
+    assert torch.equal(sim.x[0], sim.x[2])
+    assert not torch.equal(sim.x[0], sim.x[1])
