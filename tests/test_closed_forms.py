@@ -57,7 +57,7 @@ def test_adafedadam_with_alpha_0_finds_the_optimum_whatever_the_local_steps(
 
 
 def test_larger_alpha_holds_the_worst_lag_lower() -> None:
-    """What α makes equal is the lag I = F(x)/F(x⁰): the largest falls, and the mean loss rises, as α grows."""
+    """α evens out the lag I = F(x)/F(x⁰): as it grows the largest lag falls, and the mean loss rises."""
     first = (CENTRES**2).sum(1) / 2
     worst, mean = [], []
     for alpha in (0, 1, 4):

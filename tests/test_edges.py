@@ -100,7 +100,7 @@ def test_the_three_rules_for_the_step() -> None:
     c = float(np.log(0.2 / 0.1) + 1)
     expected = {0: [c] * 8, None: [1.0] * 8, 6: [1.0] * 6 + [c] * 2, 3: [1.0] * 3 + [c] * 5}
     for warmup, factors in expected.items():
-        algorithm = algorithms.adafedadam(warmup=warmup, lr=0.01, eps=0.0)
+        algorithm = algorithms.adafedadam(warmup=warmup, lr=0.01, eps=1e-30)
         part, _ = contribute(algorithm, told)
         sums = type(part.sums)(*(s.sum() for s in part.sums))
         x = torch.zeros(1, dtype=torch.float64)
@@ -135,6 +135,9 @@ def test_when_every_loss_is_0_the_model_stays_and_the_run_says_so() -> None:
         ("fedavg", {"lr": float("nan")}),
         ("qfedavg", {"q": -0.1}),
         ("fedyogi", {"eps": -1e-3}),
+        ("fedyogi", {"beta2": 5.0}),
+        ("fedadam", {"beta2": -3.0, "corrected": False}),
+        ("adafedadam", {"eps": 0.0}),
     ],
 )
 def test_hyper_parameters_out_of_range_are_refused_by_name(name: str, bad: dict[str, float]) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import CLASSES, FEATURES, make_federation, make_model
+from conftest import CLASSES, FEATURES, Point, half_square, make_federation, make_model, points
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
@@ -166,6 +166,44 @@ def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: str)
     assert torch.isfinite(ill.x).all()
     assert not torch.allclose(ill.x, well.x)
     assert ill.accuracy[0, 1] == 0  # a model that outputs NaN predicts nothing
+
+
+def test_padding_never_touches_another_clients_samples(ragged: Federation) -> None:
+    """The loss √|output| has an infinite slope where client 0's inputs are zero; nobody else may notice."""
+
+    def root(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.abs().sum(1).sqrt()
+
+    inputs = ragged.inputs.clone()
+    inputs[: int(ragged.train[0] + ragged.test[0])] = 0
+    federation = replace(ragged, inputs=inputs)
+    model = nn.Linear(FEATURES, CLASSES, bias=False).double()
+    runs = [Run(name, algorithms.build(name), 0) for name in algorithms.PAPER]
+    pair = [
+        Simulation(model, federation, runs, Settings(rounds=3, engine=e, compile="off"), loss=root)
+        for e in ("stacked", "loop")
+    ]
+    assert_together(*pair, rounds=3)
+    assert pair[0].left_out.tolist() == pair[1].left_out.tolist() == [3] * 5
+
+
+@pytest.mark.parametrize("spec", ["adafedadam:alpha=40", "qfedavg:q=40"])
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+def test_weights_beyond_float32_do_not_stop_a_run(spec: str, engine: str) -> None:
+    """A lag or a loss of about 0.05 to the power 40 is far below what float32 can hold."""
+    federation = points(torch.tensor([[1.0], [1.02]]), [8, 8])
+    settings = Settings(rounds=10, engine=engine, compile="off", solver=Solver(lr=0.2))
+    model = Point(1).float()
+    runs = [Run(spec, algorithms.build(spec), 0)]
+    simulation = Simulation(model, federation, runs, settings, loss=half_square, score=half_square)
+    simulation.x.fill_(0.7)  # F ≈ 0.05, F⁰ ≈ 0.5; 0.05⁴⁰ ≈ 1e-52, 0.1⁴⁰ = 1e-40
+    path = [simulation.x.item()]
+    for _ in range(10):
+        simulation.step()
+        path.append(simulation.x.item())
+    assert simulation.x.dtype == torch.float32
+    assert simulation.stalled.tolist() == [0]
+    assert path == sorted(set(path))  # every round moves it towards the centres
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])

@@ -26,9 +26,9 @@ class Report(NamedTuple):
     steps: Tensor  # τ_k, local steps taken; ‖a_k‖₁ where the solver has momentum
     lr: Tensor  # η_k, the local learning rate
     update_norm: Tensor  # ‖δ_k‖, δ_k = x_t − x_k (a descent direction, everywhere)
-    loss: Tensor  # F_k(x_t), before training            (probe "loss" and up, else NaN)
-    loss0: Tensor  # F_k(x_0)                             (probe "loss" and up, else NaN)
-    grad_norm: Tensor  # ‖∇F_k(x_t)‖, before training     (probe "gradient", else NaN)
+    loss: Tensor  # F_k(x_t), before training; NaN unless the probe is "loss" or "gradient"
+    loss0: Tensor  # F_k(x_0); to be used with the same probes
+    grad_norm: Tensor  # ‖∇F_k(x_t)‖, before training; NaN unless the probe is "gradient"
 
 
 class Contribution(NamedTuple, Generic[Sums]):
@@ -46,7 +46,7 @@ class Algorithm(NamedTuple, Generic[State, Sums]):
 
     init: Callable[[Tensor], State]  # x_0 -> state
     client: Callable[[Report], Contribution[Sums]]
-    server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]  # x, state, Σcoef·δ, sums
+    server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]  # x, state, Σcoef·δ (float64), sums
     probe: Probe
 
 
@@ -64,7 +64,7 @@ def contribute(algorithm: Algorithm[Any, Sums], report: Report) -> tuple[Contrib
     update must still be masked by the caller (`where`, never 0·NaN): only norms are seen here.
     """
     part = algorithm.client(report)
-    measured = {"none": report[:4], "loss": report[:6], "gradient": report}[algorithm.probe]
+    measured = {"none": report[:4], "loss": report[:5], "gradient": report}[algorithm.probe]
     usable = (report.size > 0) & (report.steps > 0)
     for number in (*measured, part.coef, *part.sums):
         usable = usable & torch.isfinite(number)
@@ -80,8 +80,9 @@ def advance(
     With no usable client, or if the step is not finite, model and state stay as they are.
     """
     new_x, new_state = algorithm.server(x, state, total, sums)
-    moved = (clients > 0) & torch.isfinite(new_x).all()
+    moved = (clients > 0) & torch.isfinite(new_x.to(x.dtype)).all()
     for number in new_state:
         moved = moved & torch.isfinite(number).all()
-    kept = type(state)(*(torch.where(moved, new, old) for new, old in zip(new_state, state, strict=True)))
-    return torch.where(moved, new_x, x), kept, moved
+    pairs = zip(new_state, state, strict=True)
+    kept = type(state)(*(torch.where(moved, new.to(old.dtype), old) for new, old in pairs))
+    return torch.where(moved, new_x.to(x.dtype), x), kept, moved

@@ -16,6 +16,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} {name!r}: {hint}known: {', '.join(known)}")
 
 
+def positive(**values: float) -> None:
+    """Refuses a value that is not a positive, finite number."""
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise InputError(f"{name}={value} is out of range: it must be a positive number")
+
+
 def in_range(low: float, high: float, **values: float) -> None:
     """Refuses a value outside [low, high)."""
     for name, value in values.items():

@@ -44,16 +44,16 @@ def fairness(accuracy: ArrayLike, loss: ArrayLike, size: ArrayLike) -> dict[str,
         "avg": float(mean),
         "std": float(a.std()),
         "worst30": _tail(a),
-        "best30": -_tail(-a),
+        "best30": 0.0 - _tail(-a),
         "worst": float(a.min()),
         "avg_weighted": weighted,
         "std_weighted": math.sqrt(float(np.average((a - weighted) ** 2, weights=n))),
         "std_beyond_noise": _beyond_noise(a, n),
         "rsd_error": float(error.std() / error.mean()) if error.mean() > 0 else 0.0,
-        "jain": float(a.sum() ** 2 / (len(a) * (a**2).sum())) if a.any() else 1.0,
+        "jain": _jain(a),
         "gini": _gini(a),
         "loss_avg": float(f.mean()),
-        "loss_worst30": -_tail(-f),
+        "loss_worst30": 0.0 - _tail(-f),
     }
 
 
@@ -71,9 +71,19 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _tail(values: Floats) -> float:
-    """Mean of the lowest 30 %, of at least one."""
+    """Mean of the lowest 30 %, of at least one; NaN if any value is."""
+    if np.isnan(values).any():
+        return math.nan
     k = math.ceil(0.3 * len(values) - 1e-9)
     return float(np.sort(values)[:k].mean())
+
+
+def _jain(a: Floats) -> float:
+    """(Σa)² over K·Σa²: 1 where all are equal, 1/K where one has everything."""
+    if not a.any():
+        return 1.0
+    a = a / a.max()  # so that no square underflows
+    return float(a.sum() ** 2 / (len(a) * (a**2).sum()))
 
 
 def _gini(a: Floats) -> float:
@@ -81,7 +91,7 @@ def _gini(a: Floats) -> float:
     if not a.any():
         return 0.0
     rank = np.arange(1, len(a) + 1)
-    return float((2 * rank - len(a) - 1) @ np.sort(a) / (len(a) * a.sum()))
+    return max(0.0, float((2 * rank - len(a) - 1) @ np.sort(a) / (len(a) * a.sum())))
 
 
 def _beyond_noise(a: Floats, n: Floats) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairwind.contract import Algorithm, Contribution, Report
-from fairwind.errors import in_range
+from fairwind.errors import in_range, positive
 
 
 class Sums(NamedTuple):
@@ -42,7 +42,8 @@ def adafedadam(
     The paper's text steps by C·η, its Algorithm 1 by η, its authors' code by η for six rounds and then
     by C·η. `warmup` is that number of rounds: 0 is the text, None the printed line.
     """
-    in_range(0, math.inf, alpha=alpha, lr=lr, eps=eps, warmup=warmup or 0)
+    in_range(0, math.inf, alpha=alpha, lr=lr, warmup=warmup or 0)
+    positive(eps=eps)
     in_range(0, 1, beta1=beta1, beta2=beta2)
     start = math.inf if warmup is None else warmup
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairwind.contract import Algorithm, Contribution, Report
-from fairwind.errors import in_range
+from fairwind.errors import in_range, positive
 
 
 class Sums(NamedTuple):
@@ -33,6 +33,7 @@ def fedadam(
 
     `corrected=False` is Reddi's own form: no bias correction, and v₀ = ε² (they take β₂ 0.99, ε 1e-3).
     """
+    in_range(0, 1, beta2=beta2)
 
     def second(v: Tensor, g: Tensor) -> Tensor:
         return beta2 * v + (1 - beta2) * g**2
@@ -44,6 +45,7 @@ def fedyogi(
     *, lr: float = 1e-2, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3
 ) -> Algorithm[Moments, Sums]:
     """FedYogi: the second moment moves by a bounded amount. Reddi et al. tune `lr` for each task."""
+    in_range(0, 1, beta2=beta2)
 
     def second(v: Tensor, g: Tensor) -> Tensor:
         return v - (1 - beta2) * g**2 * torch.sign(v - g**2)
@@ -60,8 +62,9 @@ def _family(
     second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, corrected: float | None, eps: float
 ) -> Algorithm[Moments, Sums]:
     """`corrected` is β₂ where both moments are bias-corrected, None where neither is and v₀ = ε²."""
-    in_range(0, math.inf, lr=lr, eps=eps)
-    in_range(0, 1, beta1=beta1, beta2=corrected or 0)
+    in_range(0, math.inf, lr=lr)
+    in_range(0, 1, beta1=beta1)
+    positive(eps=eps)
 
     def init(x: Tensor) -> Moments:
         one = torch.ones((), dtype=torch.float64, device=x.device)

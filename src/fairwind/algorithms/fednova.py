@@ -1,7 +1,7 @@
 """Updates normalised by their number of local steps, so that no client pulls harder by stepping more.
 
 Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous
-Federated Optimization. NeurIPS 2020, Equation 6.
+Federated Optimization. NeurIPS 2020.
 """
 
 from typing import NamedTuple

@@ -63,7 +63,7 @@ class Federation:
         inputs, targets = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
         keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
         order = shuffle(*segments(size), keys).to(inputs.device)
-        kept = (size * train + 1e-9).floor().long().clamp(min=1)
+        kept = (size.double() * train + 1e-9).floor().long().clamp(min=1)
         if classes is None and not targets.is_floating_point():
             classes = int(targets.max()) + 1
         return cls(inputs[order], targets[order], start, kept, size - kept, labels, name, classes)

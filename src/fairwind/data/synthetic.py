@@ -10,11 +10,12 @@ from fairwind.data.federation import Federation
 from fairwind.errors import InputError, in_range
 
 Floats = NDArray[np.float64]
+Draws = np.random.RandomState | np.random.Generator
 Sizes = Literal["leaf", "li"]
 
-SIZES: dict[str, Callable[[np.random.Generator, int], NDArray[np.int64]]] = {
-    "leaf": lambda rng, k: np.minimum(rng.lognormal(3, 2, k).astype(np.int64) + 5, 1000),
-    "li": lambda rng, k: rng.lognormal(4, 2, k).astype(np.int64) + 50,
+SIZES: dict[str, Callable[[Draws, int], NDArray[np.int64]]] = {
+    "leaf": lambda draw, k: np.minimum(draw.lognormal(3, 2, k).astype(np.int64) + 5, 1000),
+    "li": lambda draw, k: draw.lognormal(4, 2, k).astype(np.int64) + 50,
 }
 
 
@@ -26,19 +27,21 @@ def synthetic(
     sizes: Sizes = "leaf",
     seed: int = 931231,
 ) -> Federation:
-    """LEAF's Synthetic with one cluster: clients share a labelling rule and differ in their inputs.
+    """LEAF's Synthetic with one cluster: one labelling rule up to a factor, inputs that differ by client.
 
-    Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018. The seed is LEAF's own.
+    Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018. Seed and order of draws are LEAF's own.
     """
-    rng = _rng(clients, classes, features, seed)
-    counts = _sizes(sizes, rng, clients)
-    Q = rng.normal(size=(features + 1, classes))
-    mean = rng.normal(rng.normal(), 1)  # μ of the one cluster
+    _check(clients, classes, features, seed)
+    counts = _sizes(sizes, np.random.RandomState(seed), clients)
+    draw = np.random.RandomState(seed)  # LEAF seeds again after the sizes
+    Q = draw.normal(size=(features + 1, classes))
+    mean = draw.normal(draw.normal(), 1)  # μ of the one cluster
     data = []
     for n in counts:
-        x = _inputs(rng, rng.normal(), n, features)
-        W = Q * rng.normal(mean, 0.1)
-        scores = np.c_[np.ones(n), x] @ W + rng.normal(0, 0.1, (n, classes))
+        draw.random_sample()  # the choice among clusters, of which there is one
+        x = _inputs(draw, draw.normal(), n, features)
+        W = Q * draw.normal(mean, 0.1)
+        scores = np.c_[np.ones(n), x] @ W + draw.normal(0, 0.1, (n, classes))
         data.append((x.astype(np.float32), scores.argmax(1)))
     name = f"LEAF Synthetic, {sizes} sizes, {classes} classes"
     return Federation.from_clients(data, name=name, classes=classes)
@@ -59,7 +62,8 @@ def synthetic_li(
     Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks. 2020.
     """
     in_range(0, np.inf, alpha=alpha, beta=beta)
-    rng = _rng(clients, classes, features, seed)
+    _check(clients, classes, features, seed)
+    rng = np.random.default_rng(seed)
     counts = _sizes(sizes, rng, clients)
     data = []
     for n in counts:
@@ -71,20 +75,19 @@ def synthetic_li(
     return Federation.from_clients(data, name=name, classes=classes)
 
 
-def _rng(clients: int, classes: int, features: int, seed: int) -> np.random.Generator:
+def _check(clients: int, classes: int, features: int, seed: int) -> None:
     in_range(1, np.inf, clients=clients, features=features)
     in_range(2, np.inf, classes=classes)
     in_range(0, 2**32, seed=seed)
-    return np.random.default_rng(seed)
 
 
-def _sizes(sizes: str, rng: np.random.Generator, clients: int) -> NDArray[np.int64]:
+def _sizes(sizes: str, draw: Draws, clients: int) -> NDArray[np.int64]:
     if sizes not in SIZES:
         raise InputError(f"sizes={sizes!r} is not one of {', '.join(SIZES)}")
-    return SIZES[sizes](rng, clients)
+    return SIZES[sizes](draw, clients)
 
 
-def _inputs(rng: np.random.Generator, mean: float, n: int, features: int) -> Floats:
+def _inputs(draw: Draws, mean: float, n: int, features: int) -> Floats:
     """Samples of N(v, Σ) with v ~ N(mean, 1) and Σ = diag(j^−1.2), j = 1, 2, …"""
     scale = np.arange(1, features + 1) ** -0.6
-    return rng.normal(mean, 1, features) + scale * rng.normal(size=(n, features))
+    return draw.normal(mean, 1, features) + scale * draw.normal(size=(n, features))

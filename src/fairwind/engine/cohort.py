@@ -108,7 +108,7 @@ class Cohort:
 
 
 class CountedDropout(nn.Module):
-    """Dropout whose mask is a hash of key, layer and place, so that it is the same in any stacking."""
+    """Dropout by a hash of key, layer and place: the same in any stacking, if samples come first."""
 
     dropout_key: Tensor
 

@@ -18,7 +18,7 @@ class Run(NamedTuple):
 class Outcome(NamedTuple):
     """What a round adds up to, for each of R runs."""
 
-    total: Tensor  # (R, P) Σ coef·δ
+    total: Tensor  # (R, P) Σ coef·δ, in float64: coefficients such as F^q may leave float32's range
     sums: list[Any]  # R records of the runs' algorithms, of 0-d float64 tensors
     used: Tensor  # (R,) clients that counted
     left_out: Tensor  # (R,) clients left out because a number of theirs was not finite

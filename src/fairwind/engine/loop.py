@@ -26,7 +26,7 @@ class Loop:
         self.keys = [b for n, b in self.training.named_buffers() if n in cohort.keys]
 
     def round(self, x: Tensor, loss0: Tensor, round: int) -> Outcome:
-        total = torch.zeros_like(x)
+        total = torch.zeros_like(x, dtype=torch.float64)
         used, left_out = torch.zeros(2, len(self.runs), dtype=torch.int64, device=x.device)
         sums, steps = [], 0
         for r, run in enumerate(self.runs):
@@ -37,7 +37,7 @@ class Loop:
                 report, delta = self.train(x[r], loss0[r, client], plan, i, run.algorithm.probe)
                 part, usable = contribute(run.algorithm, report)
                 if usable:
-                    total[r] += part.coef.to(x.dtype) * delta
+                    total[r] += part.coef * delta
                 used[r] += usable
                 left_out[r] += ~usable
                 parts.append(part.sums)

@@ -91,7 +91,8 @@ class Schedule:
 def batches(plan: Plan, entry: Tensor, step: Tensor, batch_size: int) -> Tensor:
     """The samples (N, B) of N batches, each a client's (an entry of the plan) at one of its steps.
 
-    −1 stands where a batch has no more samples, and throughout where the client has no more steps.
+    Where a batch has no more samples, or the client no more steps, the client's own first sample stands in,
+    bit-inverted and thus negative: another client's must not be touched, not even masked.
     """
     size, base, steps = plan.size[entry, None], plan.base[entry, None], plan.steps[entry, None]
     step = step[:, None]
@@ -99,4 +100,5 @@ def batches(plan: Plan, entry: Tensor, step: Tensor, batch_size: int) -> Tensor:
     epoch = step // per_epoch
     place = (step - epoch * per_epoch) * batch_size + torch.arange(batch_size, device=step.device)
     inside = (place < size) & (step < steps)
-    return torch.where(inside, plan.order[torch.where(inside, base + epoch * size + place, 0)], -1)
+    picked = plan.order[torch.where(inside, base + epoch * size + place, base)]
+    return torch.where(inside, picked, ~picked)

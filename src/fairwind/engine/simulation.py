@@ -21,7 +21,7 @@ from fairwind.engine.loop import Loop
 from fairwind.engine.schedule import Schedule
 from fairwind.engine.solver import Solver
 from fairwind.engine.stacked import PROBE_BATCH, Stacked
-from fairwind.errors import InputError, in_range
+from fairwind.errors import InputError, in_range, positive
 from fairwind.metrics import fairness, finite
 
 Model = nn.Module | Callable[[], nn.Module]
@@ -40,7 +40,7 @@ class Settings:
     participation: float | int = 1.0
     """Share of clients in a round (a float up to 1.0), or their number (an int)."""
     probe_samples: int | None = None
-    """Samples on which a client measures its loss and gradient before training; None is all."""
+    """Samples on which a client measures its loss and gradient before training; None is all, as for F(x⁰)."""
     eval_every: int = 10
     engine: Engine = "stacked"
     device: str = "auto"
@@ -52,8 +52,7 @@ class Settings:
     def __post_init__(self) -> None:
         in_range(1, float("inf"), rounds=self.rounds, eval_every=self.eval_every)
         in_range(1, float("inf"), probe_samples=self.probe_samples or 1)
-        if not self.memory > 0:
-            raise InputError(f"memory={self.memory} is out of range: it is a positive number of GiB")
+        positive(memory=self.memory)
         for name, value, known in (
             ("engine", self.engine, ("stacked", "loop")),
             ("compile", self.compile, ("auto", "on", "off")),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fairwind.errors import InputError, in_range
+from fairwind.errors import InputError, in_range, positive
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class Solver:
         in_range(0, float("inf"), weight_decay=self.weight_decay)
         in_range(0, 1, momentum=self.momentum)
         in_range(1, float("inf"), batch_size=self.batch_size, epochs=self.fewest)
-        if not 0 < self.lr < float("inf"):
-            raise InputError(f"lr={self.lr} is out of range: the local learning rate is positive")
+        positive(lr=self.lr)
         if self.most < self.fewest:
             raise InputError(f"epochs={self.fewest}-{self.most}: the larger number comes second")
         if self.nesterov and not self.momentum:

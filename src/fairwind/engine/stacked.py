@@ -64,7 +64,7 @@ class Stacked:
         loss, grad_norm = self._probe(x, plan, run, entry)
 
         outcome = Outcome(
-            torch.zeros_like(x),
+            torch.zeros_like(x, dtype=torch.float64),
             [None] * len(self.runs),
             torch.zeros(len(self.runs), dtype=torch.int64, device=x.device),
             torch.zeros(len(self.runs), dtype=torch.int64, device=x.device),
@@ -152,7 +152,9 @@ class Stacked:
                 before = outcome.sums[r] or [0] * len(part.sums)
                 outcome.sums[r] = type(part.sums)(*(b + new for b, new in zip(before, added[r], strict=True)))
         delta.masked_fill_(~usable[:, None], 0)  # never 0·NaN
-        outcome.total.add_((member * coef).to(delta.dtype) @ delta)
+        weights = member * coef
+        scale = weights.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        outcome.total.add_(scale * ((weights / scale).to(delta.dtype) @ delta).double())
         counted = (member @ usable.double()).long()
         outcome.used.add_(counted)
         outcome.left_out.add_(member.sum(1).long() - counted)
@@ -185,12 +187,12 @@ def _train_step(cohort: Cohort, solver: Solver) -> Callable[..., None]:
     def step(
         flat: Tensor,  # (rows, P)
         buffer: Tensor | None,  # (rows, P)
-        samples: Tensor,  # (rows, B), −1 is padding
+        samples: Tensor,  # (rows, B), negative is padding
         keys: Tensor,  # (rows,)
         inputs: Tensor,
         targets: Tensor,
     ) -> None:
-        mask, index = samples >= 0, samples.clamp(min=0)
+        mask, index = samples >= 0, torch.where(samples >= 0, samples, ~samples)
         g = cohort.gradients(flat, inputs[index], targets[index], mask, keys)
         change, momenta = solver.update(flat, g, buffer)
         flat.add_(torch.where(mask[:, :1], change, 0))  # a row that has finished stays
@@ -206,12 +208,12 @@ def _probe_step(cohort: Cohort) -> Callable[..., None]:
     def step(
         gradient: Tensor,  # (rows, P)
         weights: Tensor,  # (rows, P)
-        samples: Tensor,  # (rows, B), −1 is padding
+        samples: Tensor,  # (rows, B), negative is padding
         summed: Tensor,  # (rows,)
         inputs: Tensor,
         targets: Tensor,
     ) -> None:
-        mask, index = samples >= 0, samples.clamp(min=0)
+        mask, index = samples >= 0, torch.where(samples >= 0, samples, ~samples)
         g, losses = cohort.probes(weights, inputs[index], targets[index], mask)
         gradient.add_(g)
         summed.add_(losses)

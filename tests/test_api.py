@@ -1,0 +1,203 @@
+import math
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fairwind as fw
+from conftest import CLASSES, FEATURES, Point, half_square, make_federation, make_model, points
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_public_names() -> None:
+    assert sorted(fw.__all__) == [
+        "Federation",
+        "InputError",
+        "Result",
+        "Settings",
+        "Solver",
+        "algorithms",
+        "compare",
+        "simulate",
+    ]
+    assert list(fw.algorithms.REGISTRY)[:5] == ["fedavg", "fedadam", "fednova", "qfedavg", "adafedadam"]
+    assert all(getattr(fw.algorithms, name) is build for name, build in fw.algorithms.REGISTRY.items())
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_examples_run(example: Path, capsys) -> None:
+    found = runpy.run_path(str(example))
+    assert found["result"].metrics["avg"] > 80
+    assert "Uppsala" in capsys.readouterr().out
+
+
+def test_simulate_learns_and_tells_how_each_client_fares() -> None:
+    federation = make_federation([12, 30, 50])
+    result = fw.simulate(make_model, federation, fw.algorithms.adafedadam(), rounds=4, eval_every=2, seed=3)
+    assert result.seed == 3
+    assert [line["round"] for line in result.history] == [0, 2, 4]
+    assert result.accuracy.shape == result.loss.shape == (3,)
+    assert result.metrics["avg"] == pytest.approx(result.accuracy.mean().item())
+    model = make_model()
+    model.load_state_dict(result.state_dict)
+    start = int(federation.start[1] + federation.train[1])
+    test = slice(start, start + int(federation.test[1]))
+    right = (model(federation.inputs[test]).argmax(1) == federation.targets[test]).double().mean()
+    assert result.accuracy[1].item() == pytest.approx(100 * right.item())
+
+
+def test_a_module_starts_from_its_own_weights_and_a_function_from_the_seeds() -> None:
+    federation = make_federation([12, 30])
+    module = make_model()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    options = {"rounds": 1, "solver": fw.Solver(lr=1e-9)}
+    a, b = (fw.simulate(module, federation, fw.algorithms.fedavg(), seed=s, **options) for s in (0, 1))
+    for name, value in before.items():
+        torch.testing.assert_close(a.state_dict[name], value, rtol=0, atol=1e-6)
+        torch.testing.assert_close(b.state_dict[name], value, rtol=0, atol=1e-6)
+        assert torch.equal(module.state_dict()[name], value)  # the caller's module is left alone
+    state = torch.get_rng_state()
+    c, d = (fw.simulate(make_model, federation, fw.algorithms.fedavg(), seed=s, **options) for s in (0, 1))
+    assert not torch.allclose(c.state_dict["0.weight"], d.state_dict["0.weight"])
+    assert torch.equal(torch.get_rng_state(), state)  # and so is the caller's generator
+
+
+def test_compare_is_simulate_for_each() -> None:
+    federation = make_federation([12, 30, 7])
+    named = {"fair": fw.algorithms.adafedadam(alpha=2), "mean": fw.algorithms.fedavg()}
+    together = fw.compare(make_model, federation, named, seeds=[0, 1], rounds=3)
+    assert [(r.algorithm, r.seed) for r in together] == [("fair", 0), ("fair", 1), ("mean", 0), ("mean", 1)]
+    alone = fw.simulate(make_model, federation, named["mean"], seed=1, rounds=3)
+    torch.testing.assert_close(together[3].state_dict, alone.state_dict)
+
+
+def test_another_loss_and_score() -> None:
+    federation = points(torch.tensor([[1.0], [3.0]], dtype=torch.float64), [4, 4])
+    result = fw.simulate(
+        Point(1),
+        federation,
+        fw.algorithms.fedavg(),
+        rounds=200,
+        loss=half_square,
+        score=half_square,
+        solver=fw.Solver(lr=0.1),
+    )
+    assert result.state_dict["w"].item() == pytest.approx(2)
+
+
+def test_the_same_call_again_goes_on_from_its_checkpoints(tmp_path: Path, monkeypatch) -> None:
+    from fairwind.engine import simulation
+
+    federation = make_federation([12, 30, 7])
+    arguments = make_model, federation, fw.algorithms.adafedadam()
+    whole = fw.simulate(*arguments, rounds=6, eval_every=1)
+    step = simulation.Simulation.step
+
+    def fail_in_round_4(self) -> None:
+        if self.round == 3:
+            raise RuntimeError("power cut")
+        step(self)
+        from fairwind.api import _owner
+        from fairwind.engine.checkpoint import save_checkpoint
+
+        save_checkpoint(tmp_path, self.checkpoint(), _owner(self))
+
+    monkeypatch.setattr(simulation.Simulation, "step", fail_in_round_4)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fw.simulate(*arguments, rounds=6, eval_every=1, checkpoints=tmp_path)
+    taken = []
+    monkeypatch.setattr(simulation.Simulation, "step", lambda self: (taken.append(self.round), step(self)))
+    again = fw.simulate(*arguments, rounds=6, eval_every=1, checkpoints=tmp_path)
+    assert taken == [3, 4, 5]
+    assert again.history == whole.history
+    assert all(torch.equal(v, whole.state_dict[k]) for k, v in again.state_dict.items())
+    with pytest.raises(fw.InputError, match="other settings"):
+        fw.simulate(*arguments, rounds=7, eval_every=1, checkpoints=tmp_path)
+
+
+def refuse(model: nn.Module, message: str, **settings: object) -> None:
+    federation = make_federation([12, 30], dtype=torch.float32)
+    with pytest.raises(fw.InputError, match=message) as caught:
+        fw.simulate(model, federation, fw.algorithms.fedavg(), **{"rounds": 1, **settings})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
+def test_batch_norm_is_refused_and_a_remedy_named(norm: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 4), norm, nn.Linear(4, CLASSES))
+    refuse(model, f"layer '1' is {type(norm).__name__}.*use nn.GroupNorm or nn.LayerNorm")
+
+
+def test_other_normalisation_works() -> None:
+    federation = make_federation([12, 30], dtype=torch.float32)
+    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.Linear(4, CLASSES))
+    result = fw.simulate(model, federation, fw.algorithms.adafedadam(), rounds=2)
+    assert math.isfinite(result.metrics["loss_avg"])
+
+
+class HiddenDropout(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5)
+
+
+def test_models_that_cannot_be_stacked_are_refused() -> None:
+    refuse(HiddenDropout(FEATURES, CLASSES), "use the module nn.Dropout")
+    refuse(nn.Linear(FEATURES + 1, CLASSES), "cannot train on this federation")
+    refuse(nn.ReLU(), "no trainable parameters")
+    refuse(nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES).double()), "mixes parameter types")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"roundz": 3}, "unknown setting 'roundz': did you mean 'rounds'"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"eval_every": 0}, "eval_every=0"),
+        ({"participation": 5}, "participation=5"),
+        ({"device": "abacus"}, "device 'abacus'"),
+        ({"engine": "warp"}, "engine='warp' is not one of stacked, loop"),
+        ({"memory": 0}, "memory=0"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings: dict[str, object], message: str) -> None:
+    refuse(nn.Linear(FEATURES, CLASSES), message, **settings)
+
+
+@pytest.mark.parametrize(
+    ("solver", "message"),
+    [
+        ({"lr": 0}, "lr=0"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"momentum": 1}, "momentum=1"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"epochs": (3, 1)}, "epochs=3-1"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"nesterov": True}, "nesterov needs momentum"),
+    ],
+)
+def test_bad_solvers_are_refused_by_name(solver: dict[str, float], message: str) -> None:
+    with pytest.raises(fw.InputError, match=message):
+        fw.Solver(**solver)
+
+
+def test_many_clients_need_no_more_memory_than_a_chunk() -> None:
+    """The rows of a chunk are bounded by the budget, however many clients there are."""
+    federation = make_federation([4] * 3000, dtype=torch.float32)
+    from fairwind.engine.executor import Run
+    from fairwind.engine.simulation import Simulation
+
+    settings = fw.Settings(rounds=1, memory=0.001, compile="off")
+    runs = [Run("a", fw.algorithms.adafedadam(), 0)]
+    simulation = Simulation(nn.Linear(FEATURES, CLASSES), federation, runs, settings)
+    assert 2 <= simulation.executor.chunk_rows < 1000
+    simulation.step()
+    small = simulation.x.clone()
+    simulation = Simulation(
+        nn.Linear(FEATURES, CLASSES), federation, runs, fw.Settings(rounds=1, compile="off")
+    )
+    assert simulation.executor.chunk_rows > 3000
+    assert small.shape == simulation.x.shape

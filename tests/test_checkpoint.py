@@ -1,0 +1,91 @@
+import json
+
+import pytest
+import torch
+
+from fairwind.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+
+
+def checkpoint(round: int) -> Checkpoint:
+    return Checkpoint(round, {"x": torch.full((3,), float(round))}, {"history": [round, 0.1 + 0.2, None]})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for round in (10, 20, 30):
+        save_checkpoint(tmp_path, checkpoint(round), "me")
+    return tmp_path
+
+
+def test_the_newest_is_loaded_as_it_was(folder) -> None:
+    found, refused = load_checkpoint(folder, "me")
+    assert found.round == 30
+    assert torch.equal(found.tensors["x"], torch.full((3,), 30.0))
+    assert found.record == {"history": [30, 0.1 + 0.2, None]}
+    assert refused == []
+
+
+def test_only_the_newest_two_are_kept(folder) -> None:
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "0000020.json",
+        "0000020.safetensors",
+        "0000030.json",
+        "0000030.safetensors",
+    ]
+
+
+def spoil_tensor(folder) -> None:
+    path = folder / "0000030.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def truncate_tensor(folder) -> None:
+    path = folder / "0000030.safetensors"
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def remove_tensor(folder) -> None:
+    (folder / "0000030.safetensors").unlink()
+
+
+def truncate_record(folder) -> None:
+    path = folder / "0000030.json"
+    path.write_bytes(path.read_bytes()[:30])
+
+
+def change_owner(folder) -> None:
+    path = folder / "0000030.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"owner": "someone else"}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (spoil_tensor, "SHA-256"),
+        (truncate_tensor, "SHA-256"),
+        (remove_tensor, "No such file"),
+        (truncate_record, "not JSON"),
+        (change_owner, "other settings"),
+    ],
+)
+def test_a_damaged_or_foreign_one_is_refused_and_the_one_before_used(folder, spoil, reason) -> None:
+    spoil(folder)
+    found, refused = load_checkpoint(folder, "me")
+    assert found.round == 20
+    assert len(refused) == 1
+    assert "0000030" in refused[0]
+    assert reason in refused[0]
+
+
+def test_a_write_cut_short_is_not_taken_for_a_checkpoint(folder) -> None:
+    (folder / ".0000040.json.123.partial").write_text("{")
+    (folder / "0000040.safetensors").write_bytes(b"half of it")  # the JSON that vouches never came
+    found, refused = load_checkpoint(folder, "me")
+    assert found.round == 30
+    assert refused == []
+
+
+def test_no_checkpoint_is_no_error(tmp_path) -> None:
+    assert load_checkpoint(tmp_path / "none", "me") == (None, [])

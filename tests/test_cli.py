@@ -1,0 +1,284 @@
+"""The commands, as a user types them."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+QUICK = ["--compile", "off", "--checkpoint-every", "0", "--eval-every", "2"]
+SMALL = "synthetic:clients=12,features=5,classes=3"
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+
+
+def fairwind(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fairwind", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENV, cwd=cwd, timeout=300, check=False)
+
+
+def start(*words: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fairwind", *map(str, words)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENV)
+
+
+def numbers(directory: Path) -> dict:
+    """All that a comparison found, without when and how fast."""
+    results = json.loads((directory / "results.json").read_text())
+    files = [load_file(directory / f"{name}.safetensors") for name in ("clients", "models")]
+    return {
+        "runs": results["runs"],
+        "summary": results["summary"],
+        "history": (directory / "history.jsonl").read_text(),
+        "tensors": [{k: v.numpy().tobytes() for k, v in sorted(f.items())} for f in files],
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("cli") / "run"
+    done = fairwind("compare", SMALL, "--rounds", "30", "--out", directory, *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert "AdaFedAdam" in done.stdout
+    assert str(directory / "report.html") in done.stdout
+    return directory
+
+
+def test_compare_writes_what_it_promises(finished: Path) -> None:
+    results = json.loads((finished / "results.json").read_text())
+    assert set(results) >= {"setup", "config", "environment", "runs", "summary", "timing"}
+    assert results["setup"] == SMALL
+    names = ["fedavg", "fedadam", "fednova", "qfedavg", "adafedadam"]
+    assert [(r["algorithm"], r["seed"]) for r in results["runs"]] == [
+        (n, s) for n in names for s in (0, 1, 2)
+    ]
+    keys = {
+        "avg",
+        "std",
+        "worst30",
+        "best30",
+        "worst",
+        "avg_weighted",
+        "std_weighted",
+        "rsd_error",
+        "jain",
+        "gini",
+    }
+    for run in results["runs"]:
+        assert run["rounds"] == 30
+        assert set(keys.split()) <= set(run["final"])
+        assert 0 <= run["final"]["worst"] <= run["final"]["avg"] <= 100
+    assert [s["algorithm"] for s in results["summary"]] == names
+    assert set(results["summary"][0]["worst30"]) == {"mean", "std"}
+    assert {"seconds", "rounds_per_second", "client_steps_per_second"} <= set(results["timing"])
+    assert results["config"]["solver"]["lr"] == 0.01
+
+    lines = [json.loads(line) for line in (finished / "history.jsonl").read_text().splitlines()]
+    assert len(lines) == 15 * 16
+    assert {line["round"] for line in lines} == set(range(0, 31, 2))
+    assert all(
+        ("certainty" in line) == (line["algorithm"] == "adafedadam" and line["round"] > 0) for line in lines
+    )
+
+    clients = load_file(finished / "clients.safetensors")
+    assert clients["accuracy"].shape == clients["loss"].shape == (15, 12)
+    mean = clients["accuracy"][0].double().nanmean().item()
+    assert mean == pytest.approx(results["runs"][0]["final"]["avg"], abs=1e-4)
+    assert load_file(finished / "models.safetensors")["adafedadam/2/weight"].shape == (3, 5)
+    assert (finished / "report.html").stat().st_size > 100_000
+    assert {p.suffix for p in (finished / "figures").iterdir()} == {".pdf", ".png"}
+
+
+def test_the_loop_finds_the_same(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "loop"
+    assert (
+        fairwind("compare", SMALL, "--rounds", "30", "--engine", "loop", "--out", out, *QUICK).returncode == 0
+    )
+    stacked, loop = (load_file(d / "models.safetensors") for d in (finished, out))
+    torch.testing.assert_close(stacked, loop, rtol=1e-3, atol=1e-4)
+
+
+def test_a_finished_run_is_not_trained_again(finished: Path) -> None:
+    before = numbers(finished)
+    done = fairwind("resume", finished)
+    assert done.returncode == 0
+    assert "nothing is left to train" in done.stderr
+    assert numbers(finished) == before
+
+
+def test_report_writes_the_page_anew(finished: Path) -> None:
+    page = finished / "report.html"
+    before = page.read_text()
+    page.unlink()
+    done = fairwind("report", finished)
+    assert done.returncode == 0
+    assert "AdaFedAdam" in done.stdout
+    assert page.read_text() == before
+
+
+def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(finished: Path, tmp_path: Path) -> None:
+    """SIGKILL, again and again, each time somewhere else; the numbers must agree bit for bit."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"moments drawn by seed {seed}")
+    moments = random.Random(seed)
+    out = tmp_path / "run"
+    process = start("compare", SMALL, "--rounds", "30", "--out", out, *QUICK)
+    kills = 0
+    for _ in range(6):
+        wait_for(lambda: (out / "recipe.json").exists(), process)
+        time.sleep(moments.uniform(0, 1.5))
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.communicate()
+        process = start("resume", out, "--checkpoint-every", "0")
+        # Importing takes seconds in which nothing happens; kill after training has begun again.
+        written = stamp(out)
+        wait_for(lambda written=written: stamp(out) != written, process)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert kills >= 1
+    assert numbers(out) == numbers(finished)
+
+
+def stamp(out: Path) -> tuple[str, ...]:
+    return tuple(sorted(f"{p.name} {p.stat().st_mtime_ns}" for p in out.glob("**/*.json*")))
+
+
+def wait_for(condition, process: subprocess.Popen[str], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "run"
+    arguments = SMALL, "--rounds", "100000", "--out", out, "--compile", "off", "--algorithms", "fedavg"
+    process = start("compare", *arguments)
+    wait_for(lambda: (out / "history.jsonl").exists() and lines(out) > 9, process)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"fairwind resume {out}" in stderr
+    assert "Traceback" not in stderr
+    saved = json.loads(max((out / "checkpoints").glob("*.json")).read_text())
+    assert 10 <= saved["round"] < 100000
+    assert f"stopped at round {saved['round']}" in stderr
+
+
+def lines(out: Path) -> int:
+    return len((out / "history.jsonl").read_text().splitlines())
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start("compare", SMALL, "--rounds", "30", "--out", out, *QUICK)
+    wait_for(lambda: len(list(out.glob("checkpoints/*.json"))) == 2, process)
+    process.kill()
+    process.communicate()
+    newest = max(out.glob("checkpoints/*.json")).with_suffix(".safetensors")
+    newest.write_bytes(newest.read_bytes()[:-8] + b"garbage!")
+    done = fairwind("resume", out)
+    assert done.returncode == 0, done.stderr
+    assert f"checkpoint {newest.stem} is refused" in done.stderr
+    assert numbers(out) == numbers(finished)
+    for path in out.glob("checkpoints/*.safetensors"):
+        path.write_bytes(b"all of them")
+    assert_refused(fairwind("resume", out), "no usable checkpoint")
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compare", "sinthetic"], ["unknown setup 'sinthetic'", "did you mean 'synthetic'"]),
+        (["compare", "synthetic:classs=5"], ["parameter of synthetic 'classs'", "did you mean 'classes'"]),
+        (["compare", "synthetic:classes=five"], ["classes='five' is not int"]),
+        (["compare", "synthetic:sizes=big"], ["leaf or li"]),
+        (["compare", "--algorithms", "fedavgg"], ["unknown algorithm 'fedavgg'", "did you mean 'fedavg'"]),
+        (["compare", "--algorithms", "adafedadam:alfa=2"], ["'alfa'", "did you mean 'alpha'"]),
+        (["compare", "--algorithms", "fedavg", "fedavg"], ["'fedavg' is given twice"]),
+        (["compare", "--algorithms"], ["nothing to run"]),
+        (["compare", "--alpha", "-1"], ["alpha=-1"]),
+        (["compare", "--round", "3"], ["unknown option '--round'", "did you mean '--rounds'"]),
+        (["compare", "--rounds", "0"], ["rounds=0"]),
+        (["compare", "--participation", "101"], ["participation=101", "1 to 100"]),
+        (["compare", "--device", "abacus"], ["device 'abacus'"]),
+        (["resume", "nowhere"], ["nowhere holds no run"]),
+        (["report", "nowhere"], ["nowhere holds no run"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], words: list[str], tmp_path: Path
+) -> None:
+    assert_refused(fairwind(*arguments, cwd=tmp_path), *words)
+    assert list(tmp_path.iterdir()) == []  # and leaves nothing behind
+
+
+def test_nothing_is_overwritten(finished: Path, tmp_path: Path) -> None:
+    before = numbers(finished)
+    assert_refused(fairwind("compare", SMALL, "--out", finished), "already holds a run", "fairwind resume")
+    assert numbers(finished) == before
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert_refused(fairwind("compare", SMALL, "--out", tmp_path), "not empty")
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert_refused(fairwind("compare", SMALL, "--out", tmp_path / "file" / "run"), "cannot write to")
+    assert_refused(fairwind("compare", SMALL, "--out", tmp_path / "file"), "cannot write to")
+
+
+def test_options_reach_the_recipe(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = "--rounds 2 --seeds 5 --alpha 3 --solver nesterov --epochs 1 3 --participation 0.5 --lr 0.1"
+    names = "--algorithms adafedadam fedadam:corrected=false"
+    done = fairwind("compare", SMALL, *options.split(), *names.split(), "--out", out, *QUICK)
+    assert done.returncode == 0, done.stderr
+    recipe = json.loads((out / "recipe.json").read_text())
+    assert recipe["algorithms"] == ["adafedadam:alpha=3", "fedadam:corrected=false"]
+    solver = recipe["settings"]["solver"]
+    assert (solver["momentum"], solver["nesterov"], solver["lr"]) == (0.9, True, 0.1)
+    assert (solver["epochs"], recipe["settings"]["participation"]) == ([1, 3], 0.5)
+    results = json.loads((out / "results.json").read_text())
+    assert [r["algorithm"] for r in results["runs"]] == ["adafedadam", "fedadam"]
+
+
+def test_list_names_everything_with_its_source() -> None:
+    done = fairwind("list")
+    assert done.returncode == 0
+    for word in ("synthetic", "adafedadam", "alpha=1.0", "warmup=6", "McMahan", "Reddi", "Ju, Zhang"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize("command", ["", "compare", "resume", "report", "list"])
+def test_help_explains_every_option(command: str) -> None:
+    done = fairwind(*command.split(), "--help")
+    assert done.returncode == 0
+    if command == "compare":
+        for option in (
+            "--algorithms",
+            "--seeds",
+            "--rounds",
+            "--alpha",
+            "--solver",
+            "--epochs",
+            "--participation",
+        ):
+            assert option in done.stdout
