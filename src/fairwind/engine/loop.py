@@ -37,7 +37,7 @@ class Loop:
                 report, delta = self.train(x[r], loss0[r, client], plan, i, run.algorithm.probe)
                 part, usable = contribute(run.algorithm, report)
                 if usable:
-                    total[r] += part.coef * delta
+                    total[r] += part.coef * delta.double()
                 used[r] += usable
                 left_out[r] += ~usable
                 parts.append(part.sums)
