@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,6 +9,7 @@ from fairwind import Federation
 torch.set_num_threads(1)  # the tests run side by side
 
 FEATURES, CLASSES = 5, 3
+DEVICE = os.environ.get("FAIRWIND_TEST_DEVICE", "cpu")  # the engine's tests run on any
 
 
 def make_federation(sizes: list[int], seed: int = 0, dtype: torch.dtype = torch.float64) -> Federation:

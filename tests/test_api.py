@@ -192,12 +192,14 @@ def test_many_clients_need_no_more_memory_than_a_chunk() -> None:
 
     settings = fw.Settings(rounds=1, memory=0.001, compile="off")
     runs = [Run("a", fw.algorithms.adafedadam(), 0)]
-    simulation = Simulation(nn.Linear(FEATURES, CLASSES), federation, runs, settings)
-    assert 2 <= simulation.executor.chunk_rows < 1000
+    simulation_model = nn.Linear(FEATURES, CLASSES)
+    simulation = Simulation(simulation_model, federation, runs, settings)
+    assert 2 <= simulation.executor.train_rows < 1000
     simulation.step()
-    small = simulation.x.clone()
+    chunked = simulation.x.clone()
     simulation = Simulation(
-        nn.Linear(FEATURES, CLASSES), federation, runs, fw.Settings(rounds=1, compile="off")
+        simulation_model, federation, runs, fw.Settings(rounds=1, memory=1, compile="off")
     )
-    assert simulation.executor.chunk_rows > 3000
-    assert small.shape == simulation.x.shape
+    assert simulation.executor.train_rows > 3000
+    simulation.step()
+    torch.testing.assert_close(chunked, simulation.x, rtol=1e-4, atol=1e-5)

@@ -72,8 +72,9 @@ class Compare:
     """stacked trains all clients of all runs at once; loop, one after another, is for reference."""
     compile: Switch = "auto"
     """Compile the local step; auto does where a compiler is found and the run is long enough."""
-    memory: float = 0.5
-    """GiB that clients training at once may take; more clients than fit go through in chunks."""
+    memory: float | None = None
+    """GiB that clients training at once may take; the rest wait (if not given: on a CPU 1/32, which stays
+    near its cache; on a GPU a quarter of its memory)."""
     out: Path | None = None
     """Directory for the results (runs/SETUP-TIME if not given)."""
     checkpoint_every: float = 30

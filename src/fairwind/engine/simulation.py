@@ -20,7 +20,7 @@ from fairwind.engine.executor import Executor, Run
 from fairwind.engine.loop import Loop
 from fairwind.engine.schedule import Schedule
 from fairwind.engine.solver import Solver
-from fairwind.engine.stacked import PROBE_BATCH, Stacked
+from fairwind.engine.stacked import Stacked
 from fairwind.errors import InputError, in_range, positive
 from fairwind.metrics import fairness, finite
 
@@ -46,13 +46,14 @@ class Settings:
     device: str = "auto"
     compile: Switch = "auto"
     """Compile the local step; "auto" does where a compiler is found and the run is long enough."""
-    memory: float = 0.5
-    """GiB that the rows of one chunk may take."""
+    memory: float | None = None
+    """GiB that rows training at once may take; None is 1/32 on a CPU, near its cache, a quarter of a GPU."""
 
     def __post_init__(self) -> None:
         in_range(1, float("inf"), rounds=self.rounds, eval_every=self.eval_every)
         in_range(1, float("inf"), probe_samples=self.probe_samples or 1)
-        positive(memory=self.memory)
+        if self.memory is not None:
+            positive(memory=self.memory)
         for name, value, known in (
             ("engine", self.engine, ("stacked", "loop")),
             ("compile", self.compile, ("auto", "on", "off")),
@@ -78,7 +79,11 @@ def resolve(settings: Settings, federation: Federation) -> Settings:
     elif compile_step == "auto":
         long_enough = settings.rounds * longest >= WORTH_COMPILING
         compile_step = "on" if long_enough and _compiler_found(device) else "off"
-    return replace(settings, device=device, compile=compile_step)
+    memory = settings.memory
+    if memory is None:
+        on_gpu = device.startswith("cuda")
+        memory = torch.cuda.get_device_properties(device).total_memory / 2**32 if on_gpu else 1 / 32
+    return replace(settings, device=device, compile=compile_step, memory=memory)
 
 
 def _schedule(settings: Settings, federation: Federation) -> Schedule:
@@ -142,19 +147,10 @@ class Simulation:
         schedule = _schedule(self.settings, self.federation)
         if self.settings.engine == "loop":
             return Loop(self.cohort, self.federation, schedule, self.runs)
-        solver = self.settings.solver
-        batch = max(solver.batch_size, PROBE_BATCH)
-        # Parameters, received parameters, gradient, momentum and one temporary; a batch and what it becomes.
-        numbers = 5 * self.cohort.parameters + 4 * batch * self.federation.inputs[0].numel()
-        chunk_rows = int(self.settings.memory * 2**30 / (numbers * self.x.element_size()))
-        return Stacked(
-            self.cohort,
-            self.federation,
-            schedule,
-            self.runs,
-            compiled=self.settings.compile == "on",
-            chunk_rows=max(2, chunk_rows),
-        )
+        assert self.settings.memory is not None
+        budget = int(self.settings.memory * 2**30 / self.x.element_size())
+        compiled = self.settings.compile == "on"
+        return Stacked(self.cohort, self.federation, schedule, self.runs, compiled=compiled, budget=budget)
 
     @property
     def done(self) -> bool:

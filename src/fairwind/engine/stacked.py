@@ -35,11 +35,17 @@ class Stacked:
         runs: list[Run],
         *,
         compiled: bool,
-        chunk_rows: int,
+        budget: int,
     ):
+        """`budget` is how many numbers the rows of a chunk may hold together."""
         self.cohort, self.federation, self.schedule, self.runs = cohort, federation, schedule, runs
         self.data = federation.inputs, federation.targets
-        self.chunk_rows = chunk_rows
+        # A row's parameters, received ones, gradient, momentum and a temporary; a batch and what it becomes.
+        sample = federation.inputs[0].numel()
+        self.train_rows, self.probe_rows = (
+            max(2, budget // (5 * cohort.parameters + 4 * batch * sample))
+            for batch in (schedule.solver.batch_size, PROBE_BATCH)
+        )
         self.seeds = sorted({run.seed for run in runs})
         self.seed_of = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
         self.algorithms: list[AnyAlgorithm] = []
@@ -71,7 +77,7 @@ class Stacked:
             int(plan.steps[entry].sum()),
         )
         longest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
-        for rows in torch.split(longest_first, self.chunk_rows):
+        for rows in torch.split(longest_first, self.train_rows):
             report, delta = self._train(x, loss0, plan, run[rows], entry[rows], loss[rows], grad_norm[rows])
             self._add(outcome, run[rows], report, delta)
         return outcome
@@ -88,7 +94,7 @@ class Stacked:
         size = self.schedule.probed(plan.size)
         plan = plan._replace(size=size, steps=(size + PROBE_BATCH - 1) // PROBE_BATCH)
         largest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
-        for rows in torch.split(largest_first[wants_gradient[largest_first]], self.chunk_rows):
+        for rows in torch.split(largest_first[wants_gradient[largest_first]], self.probe_rows):
             weights = x[run[rows].to(x.device)]
             gradient = torch.zeros_like(weights)
             summed = torch.zeros(len(rows), dtype=x.dtype, device=x.device)
