@@ -63,16 +63,19 @@ def shares(simulation: Simulation, rounds: int) -> dict[str, float]:
     executor = simulation.executor
     parts = {"local steps": "_train", "probes": "_probe", "sums": "_add"}
     spent = dict.fromkeys(parts, 0.0)
-    for part, name in parts.items():
 
-        def timed(*arguments: Any, part: str = part, method: Any = getattr(executor, name)) -> Any:
+    def timed(part: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
             began = time.perf_counter()
             result = method(*arguments)
             synchronise(simulation)
             spent[part] += time.perf_counter() - began
             return result
 
-        setattr(executor, name, timed)
+        return call
+
+    for part, name in parts.items():
+        setattr(executor, name, timed(part, getattr(executor, name)))
     whole = seconds_a_round(simulation, rounds) * rounds
     for name in parts.values():
         delattr(executor, name)  # the instance's wrapper; the method stays
@@ -123,7 +126,7 @@ def speed(task: str, device: str, repeats: int) -> None:
         )
         plan = stacked.executor.schedule.plan([0], 0)
         longest = int(plan.steps.max())
-        together = min(len(runs) * len(data), stacked.executor.train_rows)
+        together = min(len(runs) * len(data), 4 * 2**20 // stacked.cohort.parameters)
         parts = ", ".join(f"{part} {share:.0%}" for part, share in shares(stacked, 10).items())
         print(
             f"    {parts}; {longest} steps one after another, {steps * len(runs) / longest:.0f} rows in "
@@ -135,7 +138,7 @@ def speed(task: str, device: str, repeats: int) -> None:
 def memory() -> None:
     """Peak memory beyond the data, in processes of their own, as clients grow."""
     print("\nMemory: linear 60×10, AdaFedAdam, chunks of 64 MiB")
-    for clients in (100, 1000, 10_000):
+    for clients in (100, 1000, 10_000, 40_000):
         command = [sys.executable, __file__, "--memory-of", str(clients)]
         print("  " + subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
@@ -154,10 +157,7 @@ def memory_of(clients: int) -> None:
     simulation = Simulation(lambda: linear(60, 10), data, runs, settings)
     simulation.step()
     taken, beyond = time.perf_counter() - began, resident("VmHWM") - before
-    print(
-        f"{clients:>6} clients: data {held / 2**20:6.1f} MiB, peak beyond {beyond:6.1f} MiB, "
-        f"chunks of {simulation.executor.train_rows} rows, {taken:.1f} s"
-    )
+    print(f"{clients:>6} clients: data {held / 2**20:6.1f} MiB, peak beyond {beyond:6.1f} MiB, {taken:.1f} s")
 
 
 def resident(field: str) -> float:

@@ -184,22 +184,29 @@ def test_bad_solvers_are_refused_by_name(solver: dict[str, float], message: str)
         fw.Solver(**solver)
 
 
-def test_many_clients_need_no_more_memory_than_a_chunk() -> None:
-    """The rows of a chunk are bounded by the budget, however many clients there are."""
-    federation = make_federation([4] * 3000, dtype=torch.float32)
+def test_many_clients_need_no_more_memory_than_a_chunk(monkeypatch) -> None:
+    """The rows that train at once are bounded by the budget, however many clients there are."""
     from fairwind.engine.executor import Run
     from fairwind.engine.simulation import Simulation
 
-    settings = fw.Settings(rounds=1, memory=0.001, compile="off")
+    federation = make_federation([4] * 3000, dtype=torch.float32)
+    model = nn.Linear(FEATURES, CLASSES)
     runs = [Run("a", fw.algorithms.adafedadam(), 0)]
-    simulation_model = nn.Linear(FEATURES, CLASSES)
-    simulation = Simulation(simulation_model, federation, runs, settings)
-    assert 2 <= simulation.executor.train_rows < 1000
-    simulation.step()
-    chunked = simulation.x.clone()
-    simulation = Simulation(
-        simulation_model, federation, runs, fw.Settings(rounds=1, memory=1, compile="off")
-    )
-    assert simulation.executor.train_rows > 3000
-    simulation.step()
-    torch.testing.assert_close(chunked, simulation.x, rtol=1e-4, atol=1e-5)
+    models, most = [], []
+    for memory in (0.001, 1):
+        settings = fw.Settings(rounds=1, memory=memory, compile="off")
+        simulation = Simulation(model, federation, runs, settings)
+        step, rows = simulation.executor.train_step, []
+
+        def counted(flat, *rest, step=step, rows=rows):
+            rows.append(len(flat))
+            step(flat, *rest)
+
+        monkeypatch.setattr(simulation.executor, "train_step", counted)
+        simulation.step()
+        assert sum(rows) == 3000
+        models.append(simulation.x)
+        most.append(max(rows))
+    assert most[0] < 1000
+    assert most[1] == 3000
+    torch.testing.assert_close(*models, rtol=1e-4, atol=1e-5)

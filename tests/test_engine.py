@@ -107,11 +107,14 @@ def test_a_run_does_not_depend_on_what_is_stacked_beside_it(ragged: Federation, 
         torch.testing.assert_close(alone.x[0], together.x[r], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("chunk_rows", [2, 3, 11])
-def test_chunking_changes_nothing(ragged: Federation, chunk_rows: int) -> None:
+@pytest.mark.parametrize("budget", [1, 2000, 5000])
+def test_chunking_changes_nothing(ragged: Federation, budget: int) -> None:
     names = list(algorithms.PAPER)
     whole, chunked = (simulation(ragged, names, [0, 1]) for _ in range(2))
-    chunked.executor.train_rows, chunked.executor.probe_rows = chunk_rows, chunk_rows + 1
+    chunked.executor.budget = budget
+    rows = torch.arange(80)
+    assert len(whole.executor._chunks(rows, ragged.train.repeat(10), 10)) == 1
+    assert len(chunked.executor._chunks(rows, ragged.train.repeat(10), 10)) > 5
     assert_together(whole, chunked)
 
 

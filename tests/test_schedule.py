@@ -17,7 +17,8 @@ def client_batches(schedule: Schedule, seeds: list[int], round: int, i: int) -> 
     start = int(schedule.federation.start[plan.client[i]])
     mine = range(start, start + int(plan.size[i]))
     steps = torch.arange(int(plan.steps[i]))
-    padded = batches(plan, torch.full_like(steps, i), steps, schedule.solver.batch_size)
+    work = schedule.training(plan, torch.tensor([i]))
+    padded = batches(work, torch.zeros_like(steps), steps, schedule.solver.batch_size)
     assert all(
         (s if s >= 0 else ~s) in mine for row in padded.tolist() for s in row
     )  # padding is its own too
@@ -49,7 +50,7 @@ def test_a_seed_is_planned_alike_alone_and_among_others() -> None:
     together = schedule.plan([3, 7, 9], round=2)
     alone = schedule.plan([7], round=2)
     mine = (together.seed == 1).nonzero()[:, 0]
-    for field in ("client", "size", "steps", "key"):
+    for field in ("client", "size", "epochs", "steps", "order_key", "dropout_key"):
         assert torch.equal(getattr(together, field)[mine], getattr(alone, field))
     for i in range(5):
         assert client_batches(schedule, [3, 7, 9], 2, int(mine[i])) == client_batches(schedule, [7], 2, i)

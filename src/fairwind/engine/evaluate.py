@@ -1,5 +1,7 @@
 """Every client's mean loss and score at shared weights, in large batches that ignore client borders."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -7,36 +9,51 @@ from fairwind.counter import segments
 from fairwind.data.federation import Federation
 from fairwind.engine.cohort import Cohort
 
-BATCH = 1 << 14  # samples × runs scored at once
+BATCH = 1 << 14  # samples × models scored at once, about
+
+Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client after client
 
 
 @torch.no_grad()
 def client_means(
-    cohort: Cohort, federation: Federation, x: Tensor, samples: Tensor, sizes: Tensor
+    cohort: Cohort, federation: Federation, x: Tensor, sizes: Tensor, pick: Pick
 ) -> tuple[Tensor, Tensor]:
     """Mean loss and mean score of each client under each model x (R, P): two (R, K) float64 tensors.
 
-    `samples` are the clients' sample indices, client after client, `sizes` (K,) how many each has; a client
-    with none gets NaN.
+    `sizes` (K,) says how many samples each client has, `pick` which; a client with none gets NaN.
     """
-    parts = [
-        cohort.scores(x, federation.inputs[chunk], federation.targets[chunk])
-        for chunk in torch.split(samples, max(1, BATCH // len(x)))
-    ]
-    sizes = sizes.to(samples.device)
-    loss, score = (_segment_means(torch.cat(each, dim=1), sizes) for each in zip(*parts, strict=True))
+    limit = max(1, BATCH // len(x))
+    parts = []
+    for clients in chunks(sizes, limit):
+        scored = [
+            cohort.scores(x, federation.inputs[part], federation.targets[part])
+            for part in torch.split(pick(clients), limit)
+        ]
+        lengths = sizes[clients].to(x.device)
+        parts.append([_segment_means(torch.cat(each, dim=1), lengths) for each in zip(*scored, strict=True)])
+    loss, score = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
     return loss, score
 
 
-def _segment_means(values: Tensor, sizes: Tensor) -> Tensor:
+def _segment_means(values: Tensor, lengths: Tensor) -> Tensor:
     """Means of consecutive segments of (R, M), in float64: (R, K)."""
-    total = torch.segment_reduce(values.double().T.contiguous(), "sum", lengths=sizes, axis=0).T
-    return torch.where(sizes > 0, total / sizes, torch.nan).contiguous()
+    total = torch.segment_reduce(values.double().T.contiguous(), "sum", lengths=lengths, axis=0).T
+    return torch.where(lengths > 0, total / lengths, torch.nan)
 
 
-def split_samples(federation: Federation, part: str) -> tuple[Tensor, Tensor]:
-    """All clients' "train" or "test" sample indices, and how many each client has."""
+def chunks(costs: Tensor, limit: int) -> tuple[Tensor, ...]:
+    """Indices cut into consecutive chunks whose costs sum to about the limit, or to one cost above it."""
+    _, counts = torch.unique_consecutive(costs.cumsum(0) // limit, return_counts=True)
+    return torch.split(torch.arange(len(costs)), counts.tolist())
+
+
+def split(federation: Federation, part: str) -> tuple[Tensor, Pick]:
+    """Sizes and picker of all clients' "train" or "test" samples."""
     sizes = federation.train if part == "train" else federation.test
     start = federation.start if part == "train" else federation.start + federation.train
-    client, place = segments(sizes)
-    return (start[client] + place).to(federation.inputs.device), sizes
+
+    def pick(clients: Tensor) -> Tensor:
+        owner, place = segments(sizes[clients])
+        return (start[clients][owner] + place).to(federation.inputs.device)
+
+    return sizes, pick

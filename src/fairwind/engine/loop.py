@@ -47,11 +47,11 @@ class Loop:
     def train(self, x: Tensor, loss0: Tensor, plan: Plan, i: int, probe: Probe) -> tuple[Report, Tensor]:
         """The i-th client of a plan: probe, train from x, report; and its update δ (P,)."""
         solver, size, steps = self.schedule.solver, plan.size[i], plan.steps[i]
-        epochs = torch.split(plan.order[plan.base[i] :], int(size))
         loss = grad_norm = torch.tensor(torch.nan, dtype=torch.float64, device=x.device)
         if probe != "none":
             weights = self._load(self.evaluating, x)
-            value = self._losses(self.evaluating, epochs[0][: self.schedule.probed(size)]).mean()
+            measured = self.schedule.probing(plan, torch.tensor([i]), int(size)).order
+            value = self._losses(self.evaluating, measured).mean()
             loss = value.detach().double()
             if probe == "gradient":
                 grad_norm = _norm(torch.autograd.grad(value, weights))
@@ -60,10 +60,11 @@ class Loop:
         optimizer = torch.optim.SGD(
             weights, solver.lr, solver.momentum, weight_decay=solver.weight_decay, nesterov=solver.nesterov
         )
+        epochs = torch.split(self.schedule.training(plan, torch.tensor([i])).order, int(size))
         batches = (samples for epoch in epochs for samples in torch.split(epoch, solver.batch_size))
-        for step, samples in zip(range(int(steps)), batches, strict=False):
+        for step, samples in enumerate(batches):
             for key in self.keys:
-                key.copy_(mix(plan.key[i], step))
+                key.copy_(mix(plan.dropout_key[i], step))
             optimizer.zero_grad()
             torch.autograd.backward(self._losses(self.training, samples).mean())
             optimizer.step()

@@ -13,18 +13,25 @@ from fairwind.errors import InputError
 
 
 class Plan(NamedTuple):
-    """The local work of M clients, possibly of several seeds; all but `order` on the host."""
+    """Who trains in a round, and how long: M clients, possibly of several seeds; on the host."""
 
     seed: Tensor  # (M,) index into the seeds
     client: Tensor  # (M,)
     size: Tensor  # (M,) n, training samples
+    epochs: Tensor  # (M,)
     steps: Tensor  # (M,) τ
-    base: Tensor  # (M,) where the client's batches begin in `order`
-    key: Tensor  # (M,) hash of (seed, round, client), for dropout
-    order: Tensor  # (Σ n·epochs,) sample indices, epoch after epoch; on the data's device
+    order_key: Tensor  # (M,) hash of (seed, round, client), for the order of samples
+    dropout_key: Tensor  # (M,) the same for dropout
 
-    def to(self, device: torch.device) -> "Plan":
-        return Plan(*(field.to(device) for field in self))
+
+class Work(NamedTuple):
+    """The samples of some of a plan's clients, drawn up when they are needed; on the data's device."""
+
+    size: Tensor  # (N,) samples in an epoch
+    steps: Tensor  # (N,)
+    base: Tensor  # (N,) where the client's samples begin in `order`
+    key: Tensor  # (N,) for dropout
+    order: Tensor  # (Σ size·epochs,) sample indices, epoch after epoch
 
 
 @dataclass(frozen=True)
@@ -50,31 +57,58 @@ class Schedule:
             f"participation={asked} is neither a share up to 1.0 nor a number of clients from 1 to {clients}"
         )
 
-    def probed(self, size: Tensor) -> Tensor:
-        """Samples a client of this size measures its loss and gradient on: the first of its first epoch."""
-        return size if self.probe_samples is None else size.clamp(max=self.probe_samples)
-
     def plan(self, seeds: list[int], round: int) -> Plan:
-        """The work of one round under each seed."""
+        """Who trains in a round under each seed."""
         chosen = [self._choose(seed, round) for seed in seeds]
         client = torch.cat(chosen)
         seed = torch.repeat_interleave(torch.tensor([len(c) for c in chosen]))
         size = self.federation.train[client]
-        epochs = self._keys(EPOCHS, seeds, round)[seed]
-        epochs = self.solver.fewest + mix(epochs, client) % (self.solver.most - self.solver.fewest + 1)
+        drawn, order, dropout = (
+            mix(torch.tensor([fold(use, s, round) for s in seeds])[seed], client)
+            for use in (EPOCHS, ORDER, DROPOUT)
+        )
+        epochs = self.solver.fewest + drawn % (self.solver.most - self.solver.fewest + 1)
         per_epoch = (size + self.solver.batch_size - 1) // self.solver.batch_size
-        base = (size * epochs).cumsum(0) - size * epochs
+        return Plan(seed, client, size, epochs, per_epoch * epochs, order, dropout)
 
-        # One segment for each client and epoch, shuffled within itself.
+    def training(self, plan: Plan, entries: Tensor) -> Work:
+        """What the given clients of a plan train on: every epoch shuffled within itself."""
+        size, epochs, steps = plan.size[entries], plan.epochs[entries], plan.steps[entries]
         owner, epoch = segments(epochs)
-        keys = mix(mix(self._keys(ORDER, seeds, round)[seed], client)[owner], epoch)
-        device = self.federation.inputs.device
-        segment, place = segments(size[owner].to(device))
-        picked = shuffle(segment, place, keys.to(device))
-        order = (self.federation.start[client][owner].to(device)[segment] + place)[picked]
+        order = self._shuffled(plan, entries[owner], epoch)
+        return self._work(size, size * epochs, steps, plan.dropout_key[entries], order)
 
-        dropout = mix(self._keys(DROPOUT, seeds, round)[seed], client)
-        return Plan(seed, client, size, per_epoch * epochs, base, dropout, order)
+    def probing(self, plan: Plan, entries: Tensor, batch_size: int) -> Work:
+        """What the given clients measure their loss and gradient on, in batches of the given size."""
+        size = plan.size[entries]
+        if self.probe_samples is None:
+            order = _spread(self.federation.start[plan.client[entries]], size, self.device)
+        else:  # the first samples of the first epoch
+            shuffled = self._shuffled(plan, entries, torch.zeros_like(entries))
+            probed = size.clamp(max=self.probe_samples)
+            order = shuffled[_spread(size.cumsum(0) - size, probed, self.device)]
+            size = probed
+        steps = (size + batch_size - 1) // batch_size
+        return self._work(size, size, steps, plan.dropout_key[entries], order)
+
+    def probed(self, size: Tensor) -> Tensor:
+        """How many samples a client of this size measures its loss and gradient on."""
+        return size if self.probe_samples is None else size.clamp(max=self.probe_samples)
+
+    @property
+    def device(self) -> torch.device:
+        return self.federation.inputs.device
+
+    def _shuffled(self, plan: Plan, entries: Tensor, epoch: Tensor) -> Tensor:
+        """Samples of one epoch of each of the given clients, shuffled: one sort for all."""
+        keys = mix(plan.order_key[entries], epoch).to(self.device)
+        segment, place = segments(plan.size[entries].to(self.device))
+        start = self.federation.start[plan.client[entries]].to(self.device)
+        return (start[segment] + place)[shuffle(segment, place, keys)]
+
+    def _work(self, size: Tensor, taken: Tensor, steps: Tensor, key: Tensor, order: Tensor) -> Work:
+        base = taken.cumsum(0) - taken
+        return Work(*(field.to(self.device) for field in (size, steps, base, key, order)))
 
     def _choose(self, seed: int, round: int) -> Tensor:
         clients = torch.arange(len(self.federation))
@@ -83,22 +117,24 @@ class Schedule:
         drawn = torch.argsort(mix(fold(PARTICIPATE, seed, round), clients), stable=True)
         return drawn[: self.participants].sort().values
 
-    @staticmethod
-    def _keys(use: int, seeds: list[int], round: int) -> Tensor:
-        return torch.tensor([fold(use, seed, round) for seed in seeds])
+
+def _spread(start: Tensor, size: Tensor, device: torch.device) -> Tensor:
+    """The numbers from each start, as many as its size says."""
+    segment, place = segments(size.to(device))
+    return start.to(device)[segment] + place
 
 
-def batches(plan: Plan, entry: Tensor, step: Tensor, batch_size: int) -> Tensor:
-    """The samples (N, B) of N batches, each a client's (an entry of the plan) at one of its steps.
+def batches(work: Work, client: Tensor, step: Tensor, batch_size: int) -> Tensor:
+    """The samples (N, B) of N batches, each of one of the work's clients at one of its steps.
 
     Where a batch has no more samples, or the client no more steps, the client's own first sample stands in,
     bit-inverted and thus negative: another client's must not be touched, not even masked.
     """
-    size, base, steps = plan.size[entry, None], plan.base[entry, None], plan.steps[entry, None]
+    size, base, steps = work.size[client, None], work.base[client, None], work.steps[client, None]
     step = step[:, None]
     per_epoch = (size + batch_size - 1) // batch_size
     epoch = step // per_epoch
     place = (step - epoch * per_epoch) * batch_size + torch.arange(batch_size, device=step.device)
     inside = (place < size) & (step < steps)
-    picked = plan.order[torch.where(inside, base + epoch * size + place, base)]
+    picked = work.order[torch.where(inside, base + epoch * size + place, base)]
     return torch.where(inside, picked, ~picked)

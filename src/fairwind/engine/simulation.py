@@ -15,7 +15,7 @@ from fairwind.contract import advance
 from fairwind.data.federation import Federation
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.cohort import Cohort, Loss, accuracy, check, cross_entropy
-from fairwind.engine.evaluate import client_means, split_samples
+from fairwind.engine.evaluate import client_means, split
 from fairwind.engine.executor import Executor, Run
 from fairwind.engine.loop import Loop
 from fairwind.engine.schedule import Schedule
@@ -128,13 +128,13 @@ class Simulation:
         start = {seed: self.cohort.flatten(m).to(self.settings.device) for seed, m in models.items()}
         self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
         self.states = [run.algorithm.init(x) for run, x in zip(self.runs, self.x, strict=True)]
-        train = split_samples(self.federation, "train")
+        train = split(self.federation, "train")
         losses, _ = client_means(self.cohort, self.federation, torch.stack(list(start.values())), *train)
         loss0 = dict(zip(start, losses, strict=True))
         self.loss0 = torch.stack([loss0[run.seed] for run in self.runs])  # (R, K)
 
         self.executor = self._executor()
-        self.test = split_samples(self.federation, "test")
+        self.test = split(self.federation, "test")
         self.round = 0
         self.client_steps = 0
         self.seconds = 0.0

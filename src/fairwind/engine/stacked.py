@@ -16,9 +16,9 @@ from fairwind.contract import AnyAlgorithm, Report, contribute
 from fairwind.counter import mix, segments
 from fairwind.data.federation import Federation
 from fairwind.engine.cohort import Cohort
-from fairwind.engine.evaluate import client_means
+from fairwind.engine.evaluate import chunks, client_means
 from fairwind.engine.executor import Outcome, Run
-from fairwind.engine.schedule import Plan, Schedule, batches
+from fairwind.engine.schedule import Plan, Schedule, Work, batches
 from fairwind.engine.solver import Solver
 
 PROBE_BATCH = 64  # samples of a client probed at once; padding wastes what a small client lacks
@@ -40,12 +40,7 @@ class Stacked:
         """`budget` is how many numbers the rows of a chunk may hold together."""
         self.cohort, self.federation, self.schedule, self.runs = cohort, federation, schedule, runs
         self.data = federation.inputs, federation.targets
-        # A row's parameters, received ones, gradient, momentum and a temporary; a batch and what it becomes.
-        sample = federation.inputs[0].numel()
-        self.train_rows, self.probe_rows = (
-            max(2, budget // (5 * cohort.parameters + 4 * batch * sample))
-            for batch in (schedule.solver.batch_size, PROBE_BATCH)
-        )
+        self.budget = budget
         self.seeds = sorted({run.seed for run in runs})
         self.seed_of = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
         self.algorithms: list[AnyAlgorithm] = []
@@ -77,10 +72,18 @@ class Stacked:
             int(plan.steps[entry].sum()),
         )
         longest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
-        for rows in torch.split(longest_first, self.train_rows):
+        samples = (plan.size * plan.epochs)[entry]
+        for rows in self._chunks(longest_first, samples, self.schedule.solver.batch_size):
             report, delta = self._train(x, loss0, plan, run[rows], entry[rows], loss[rows], grad_norm[rows])
             self._add(outcome, run[rows], report, delta)
         return outcome
+
+    def _chunks(self, rows: Tensor, samples: Tensor, batch_size: int) -> list[Tensor]:
+        """Rows in chunks within the budget, given how many samples each goes through."""
+        # A row's parameters, received ones, gradient, momentum and a temporary; a batch and what it becomes;
+        # and some dozen int64 numbers for each sample while the order is made.
+        fixed = 5 * self.cohort.parameters + 4 * batch_size * self.federation.inputs[0].numel()
+        return [rows[chunk] for chunk in chunks(fixed + 24 * samples[rows], self.budget)]
 
     def _probe(self, x: Tensor, plan: Plan, run: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and gradient norm of each row at x, as far as its run's algorithm asks for them; else NaN."""
@@ -91,27 +94,30 @@ class Stacked:
             if mine:
                 loss.view(len(self.runs), -1)[mine] = self._probe_losses(x[mine], plan, seed)
         wants_gradient = torch.tensor([probe == "gradient" for probe in asked])[run]
-        size = self.schedule.probed(plan.size)
-        plan = plan._replace(size=size, steps=(size + PROBE_BATCH - 1) // PROBE_BATCH)
-        largest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
-        for rows in torch.split(largest_first[wants_gradient[largest_first]], self.probe_rows):
+        samples = self.schedule.probed(plan.size)[entry]
+        largest_first = torch.argsort(samples, descending=True, stable=True)
+        for rows in self._chunks(largest_first[wants_gradient[largest_first]], samples, PROBE_BATCH):
+            entries, client = torch.unique(entry[rows], return_inverse=True)
+            work = self.schedule.probing(plan, entries, PROBE_BATCH)
             weights = x[run[rows].to(x.device)]
             gradient = torch.zeros_like(weights)
             summed = torch.zeros(len(rows), dtype=x.dtype, device=x.device)
-            for n, samples, _ in _steps(plan, entry[rows], PROBE_BATCH):
-                self.probe_step(gradient[:n], weights[:n], samples, summed[:n], *self.data)
-            size = plan.size[entry[rows]].to(x.device)
+            for n, batch, _ in _steps(work, client, PROBE_BATCH):
+                self.probe_step(gradient[:n], weights[:n], batch, summed[:n], *self.data)
+            size = work.size[client.to(x.device)]
             loss[rows.to(x.device)] = summed.double() / size
             grad_norm[rows.to(x.device)] = _norms(gradient) / size
         return loss, grad_norm
 
     def _probe_losses(self, x: Tensor, plan: Plan, seed: int) -> Tensor:
         """Losses (R, M) of a seed's clients under models of that seed."""
-        mine = plan.seed == seed
+        mine = (plan.seed == seed).nonzero()[:, 0]
         sizes = self.schedule.probed(plan.size[mine])
-        owner, place = segments(sizes)
-        samples = plan.order[(plan.base[mine][owner] + place).to(x.device)]
-        return client_means(self.cohort, self.federation, x, samples, sizes)[0]
+
+        def pick(clients: Tensor) -> Tensor:
+            return self.schedule.probing(plan, mine[clients], PROBE_BATCH).order
+
+        return client_means(self.cohort, self.federation, x, sizes, pick)[0]
 
     def _train(
         self,
@@ -129,7 +135,9 @@ class Stacked:
         received = x[run]
         flat = received.clone()
         buffer = torch.zeros_like(flat) if solver.momentum else None
-        for n, samples, keys in _steps(plan, entry, solver.batch_size):
+        entries, client = torch.unique(entry, return_inverse=True)
+        work = self.schedule.training(plan, entries)
+        for n, samples, keys in _steps(work, client, solver.batch_size):
             self.train_step(flat[:n], None if buffer is None else buffer[:n], samples, keys, *self.data)
         delta = received.sub_(flat)
         report = Report(
@@ -166,18 +174,19 @@ class Stacked:
         outcome.left_out.add_(member.sum(1).long() - counted)
 
 
-def _steps(plan: Plan, entry: Tensor, batch_size: int) -> Iterable[tuple[int, Tensor, Tensor]]:
-    """The steps of rows with descending numbers of steps: how many leading rows take it, their batches, keys.
+def _steps(work: Work, client: Tensor, batch_size: int) -> Iterable[tuple[int, Tensor, Tensor]]:
+    """The steps of rows, each one of the work's clients, the longest first: how many leading rows take it,
+    their batches, their keys.
 
     A single row is counted as two where there are two, because compiled code treats a size of one apart.
     """
-    finished = torch.bincount(plan.steps[entry]).cumsum(0)[:-1]
-    active = (len(entry) - finished).clamp(min=min(2, len(entry)))
-    plan, entry = plan.to(plan.order.device), entry.to(plan.order.device)
-    step, row = segments(active.to(entry.device))
+    finished = torch.bincount(work.steps.cpu()[client]).cumsum(0)[:-1]
+    active = (len(client) - finished).clamp(min=min(2, len(client)))
+    client = client.to(work.order.device)
+    step, row = segments(active.to(client.device))
     counts = active.tolist()
-    samples = torch.split(batches(plan, entry[row], step, batch_size), counts)
-    keys = torch.split(mix(plan.key[entry[row]], step), counts)
+    samples = torch.split(batches(work, client[row], step, batch_size), counts)
+    keys = torch.split(mix(work.key[client[row]], step), counts)
     return zip(counts, samples, keys, strict=True)
 
 
