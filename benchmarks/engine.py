@@ -135,6 +135,22 @@ def speed(task: str, device: str, repeats: int) -> None:
         )
 
 
+def budgets(device: str) -> None:
+    """The same rounds in larger and larger chunks."""
+    print("\nChunks: 15 runs of FedAvg on the MLP, ms a run-round by the chunk's budget")
+    data = pixels(50)
+    algorithm = algorithms.fedavg()
+    runs = [Run("fedavg", algorithm, seed) for seed in range(15)]
+    for mebibytes in (8, 32, 128, 512, 2048):
+        settings = Settings(
+            rounds=10**9, eval_every=10**9, device=device, compile="on", memory=mebibytes / 1024
+        )
+        simulation = Simulation(mlp, data, runs, settings)
+        seconds_a_round(simulation, 1)
+        taken = statistics.median(seconds_a_round(simulation, 1) for _ in range(3))
+        print(f"  {mebibytes:>5} MiB: {1e3 * taken / len(runs):6.1f}")
+
+
 def memory() -> None:
     """Peak memory beyond the data, in processes of their own, as clients grow."""
     print("\nMemory: linear 60×10, AdaFedAdam, chunks of 64 MiB")
@@ -181,6 +197,7 @@ def main() -> None:
     if not arguments.memory:
         for task in TASKS:
             speed(task, arguments.device, arguments.repeats)
+        budgets(arguments.device)
     memory()
     return None
 

@@ -80,14 +80,13 @@ class Schedule:
 
     def probing(self, plan: Plan, entries: Tensor, batch_size: int) -> Work:
         """What the given clients measure their loss and gradient on, in batches of the given size."""
-        size = plan.size[entries]
+        whole = plan.size[entries]
+        size = self.probed(whole)
         if self.probe_samples is None:
             order = _spread(self.federation.start[plan.client[entries]], size, self.device)
         else:  # the first samples of the first epoch
             shuffled = self._shuffled(plan, entries, torch.zeros_like(entries))
-            probed = size.clamp(max=self.probe_samples)
-            order = shuffled[_spread(size.cumsum(0) - size, probed, self.device)]
-            size = probed
+            order = shuffled[_spread(whole.cumsum(0) - whole, size, self.device)]
         steps = (size + batch_size - 1) // batch_size
         return self._work(size, size, steps, plan.dropout_key[entries], order)
 

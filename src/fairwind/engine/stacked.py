@@ -88,7 +88,7 @@ class Stacked:
     def _probe(self, x: Tensor, plan: Plan, run: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and gradient norm of each row at x, as far as its run's algorithm asks for them; else NaN."""
         loss, grad_norm = torch.full((2, len(run)), torch.nan, dtype=torch.float64, device=x.device)
-        asked = [self.runs[r].algorithm.probe for r in range(len(self.runs))]
+        asked = [r.algorithm.probe for r in self.runs]
         for seed in range(len(self.seeds)):
             mine = [r for r, probe in enumerate(asked) if probe == "loss" and self.seed_of[r] == seed]
             if mine:
@@ -175,8 +175,7 @@ class Stacked:
 
 
 def _steps(work: Work, client: Tensor, batch_size: int) -> Iterable[tuple[int, Tensor, Tensor]]:
-    """The steps of rows, each one of the work's clients, the longest first: how many leading rows take it,
-    their batches, their keys.
+    """For rows that are the work's clients, the longest first: each step's number of rows, batches and keys.
 
     A single row is counted as two where there are two, because compiled code treats a size of one apart.
     """
