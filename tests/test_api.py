@@ -88,34 +88,37 @@ def test_another_loss_and_score() -> None:
     assert result.state_dict["w"].item() == pytest.approx(2)
 
 
-def test_the_same_call_again_goes_on_from_its_checkpoints(tmp_path: Path, monkeypatch) -> None:
-    from fairwind.engine import simulation
+def test_tied_weights_are_trained_and_returned_as_one() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.back = nn.Linear(FEATURES, 4), nn.Linear(FEATURES, 4)
+            self.out = nn.Linear(4, CLASSES)
+            self.back.weight = self.into.weight
 
-    federation = make_federation([12, 30, 7])
-    arguments = make_model, federation, fw.algorithms.adafedadam()
-    whole = fw.simulate(*arguments, rounds=6, eval_every=1)
-    step = simulation.Simulation.step
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.tanh(self.into(x)) + self.back(x))
 
-    def fail_in_round_4(self) -> None:
-        if self.round == 3:
-            raise RuntimeError("power cut")
-        step(self)
-        from fairwind.api import _owner
-        from fairwind.engine.checkpoint import save_checkpoint
+    federation = make_federation([12, 30], dtype=torch.float32)
+    model = Tied()
+    before = model.into.weight.clone()
+    result = fw.simulate(model, federation, fw.algorithms.fedavg(), rounds=2)
+    assert torch.equal(result.state_dict["into.weight"], result.state_dict["back.weight"])
+    model.load_state_dict(result.state_dict)
+    assert not torch.equal(model.into.weight, before)
 
-        save_checkpoint(tmp_path, self.checkpoint(), _owner(self))
 
-    monkeypatch.setattr(simulation.Simulation, "step", fail_in_round_4)
-    with pytest.raises(RuntimeError, match="power cut"):
-        fw.simulate(*arguments, rounds=6, eval_every=1, checkpoints=tmp_path)
-    taken = []
-    monkeypatch.setattr(simulation.Simulation, "step", lambda self: (taken.append(self.round), step(self)))
-    again = fw.simulate(*arguments, rounds=6, eval_every=1, checkpoints=tmp_path)
-    assert taken == [3, 4, 5]
-    assert again.history == whole.history
-    assert all(torch.equal(v, whole.state_dict[k]) for k, v in again.state_dict.items())
-    with pytest.raises(fw.InputError, match="other settings"):
-        fw.simulate(*arguments, rounds=7, eval_every=1, checkpoints=tmp_path)
+def test_seeds_must_agree_on_what_is_not_trained() -> None:
+    def model() -> nn.Module:
+        made = make_model()
+        made[0].requires_grad_(False)
+        return made
+
+    federation = make_federation([12, 30])
+    named = {"a": fw.algorithms.fedavg()}
+    fw.compare(model, federation, named, seeds=[1], rounds=1)
+    with pytest.raises(fw.InputError, match=r"'0.weight' is not trained but differs by seed"):
+        fw.compare(model, federation, named, seeds=[0, 1], rounds=1)
 
 
 def refuse(model: nn.Module, message: str, **settings: object) -> None:
@@ -156,8 +159,10 @@ def test_models_that_cannot_be_stacked_are_refused() -> None:
         ({"roundz": 3}, "unknown setting 'roundz': did you mean 'rounds'"),
         ({"rounds": 0}, "rounds=0"),
         ({"eval_every": 0}, "eval_every=0"),
+        ({"probe_samples": 0}, "probe_samples=0"),
         ({"participation": 5}, "participation=5"),
-        ({"device": "abacus"}, "device 'abacus'"),
+        ({"device": "abacus"}, "device 'abacus' is neither cpu nor cuda"),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
         ({"engine": "warp"}, "engine='warp' is not one of stacked, loop"),
         ({"memory": 0}, "memory=0"),
         ({"seed": -1}, "seed=-1"),

@@ -50,6 +50,11 @@ def remove_tensor(folder) -> None:
     (folder / "0000030.safetensors").unlink()
 
 
+def change_a_digit(folder) -> None:
+    path = folder / "0000030.json"
+    path.write_text(path.read_text().replace("0.30000000000000004", "0.40000000000000004"))
+
+
 def truncate_record(folder) -> None:
     path = folder / "0000030.json"
     path.write_bytes(path.read_bytes()[:30])
@@ -66,6 +71,7 @@ def change_owner(folder) -> None:
         (spoil_tensor, "SHA-256"),
         (truncate_tensor, "SHA-256"),
         (remove_tensor, "No such file"),
+        (change_a_digit, "SHA-256"),
         (truncate_record, "not JSON"),
         (change_owner, "other settings"),
     ],
@@ -80,11 +86,21 @@ def test_a_damaged_or_foreign_one_is_refused_and_the_one_before_used(folder, spo
 
 
 def test_a_write_cut_short_is_not_taken_for_a_checkpoint(folder) -> None:
-    (folder / ".0000040.json.123.partial").write_text("{")
+    (folder / ".0000040.json.partial").write_text("{")
     (folder / "0000040.safetensors").write_bytes(b"half of it")  # the JSON that vouches never came
     found, refused = load_checkpoint(folder, "me")
     assert found.round == 30
     assert refused == []
+
+
+def test_what_is_newer_than_a_saved_round_or_half_written_is_cleared_away(folder) -> None:
+    """After going back to round 20, a damaged round 30 must not push out good ones."""
+    spoil_tensor(folder)
+    (folder / ".0000040.json.partial").write_text("{")
+    (folder / "0000040.safetensors").write_bytes(b"half of it")
+    save_checkpoint(folder, checkpoint(25), "me")
+    assert sorted(p.stem for p in folder.iterdir()) == ["0000020", "0000020", "0000025", "0000025"]
+    assert load_checkpoint(folder, "me")[0].round == 25
 
 
 def test_no_checkpoint_is_no_error(tmp_path) -> None:

@@ -59,18 +59,7 @@ def test_compare_writes_what_it_promises(finished: Path) -> None:
     assert [(r["algorithm"], r["seed"]) for r in results["runs"]] == [
         (n, s) for n in names for s in (0, 1, 2)
     ]
-    keys = {
-        "avg",
-        "std",
-        "worst30",
-        "best30",
-        "worst",
-        "avg_weighted",
-        "std_weighted",
-        "rsd_error",
-        "jain",
-        "gini",
-    }
+    keys = "avg std worst30 best30 worst avg_weighted std_weighted rsd_error jain gini"
     for run in results["runs"]:
         assert run["rounds"] == 30
         assert set(keys.split()) <= set(run["final"])
@@ -107,10 +96,12 @@ def test_the_loop_finds_the_same(finished: Path, tmp_path: Path) -> None:
 
 def test_a_finished_run_is_not_trained_again(finished: Path) -> None:
     before = numbers(finished)
+    written = (finished / "results.json").stat().st_mtime_ns
     done = fairwind("resume", finished)
     assert done.returncode == 0
     assert "nothing is left to train" in done.stderr
     assert numbers(finished) == before
+    assert (finished / "results.json").stat().st_mtime_ns == written
 
 
 def test_report_writes_the_page_anew(finished: Path) -> None:
@@ -148,6 +139,35 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(finished: Path, 
     assert numbers(out) == numbers(finished)
 
 
+@pytest.mark.slow
+def test_a_compiled_run_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    options = ["--rounds", "300", "--compile", "on", "--checkpoint-every", "0", "--participation", "0.5"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert fairwind("compare", SMALL, *options, "--out", whole).returncode == 0
+    process = start("compare", SMALL, *options, "--out", killed)
+    for _ in range(3):
+        written = stamp(killed)
+        wait_for(lambda written=written: stamp(killed) > written, process)
+        time.sleep(random.uniform(1, 5))
+        process.kill()
+        process.communicate()
+        process = start("resume", killed, "--checkpoint-every", "0")
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert numbers(killed) == numbers(whole)
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = SMALL, "--rounds", "100000", "--out", out, "--compile", "off", "--algorithms", "fedavg"
+    process = start("compare", *arguments)
+    wait_for(lambda: (out / "history.jsonl").exists() and lines(out) > 9, process)
+    done = fairwind("resume", out)
+    process.kill()
+    process.communicate()
+    assert_refused(done, "another process is training in")
+
+
 def stamp(out: Path) -> tuple[str, ...]:
     return tuple(sorted(f"{p.name} {p.stat().st_mtime_ns}" for p in out.glob("**/*.json*")))
 
@@ -171,7 +191,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(tmp_path: Path, number: si
     assert "Traceback" not in stderr
     saved = json.loads(max((out / "checkpoints").glob("*.json")).read_text())
     assert 10 <= saved["round"] < 100000
-    assert f"stopped at round {saved['round']}" in stderr
+    assert f"stopped after round {saved['round']}" in stderr
 
 
 def lines(out: Path) -> int:
@@ -190,6 +210,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(finished: Path,
     assert done.returncode == 0, done.stderr
     assert f"checkpoint {newest.stem} is refused" in done.stderr
     assert numbers(out) == numbers(finished)
+    (out / "results.json").unlink()
     for path in out.glob("checkpoints/*.safetensors"):
         path.write_bytes(b"all of them")
     assert_refused(fairwind("resume", out), "no usable checkpoint")
@@ -219,6 +240,9 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["compare", "--rounds", "0"], ["rounds=0"]),
         (["compare", "--participation", "101"], ["participation=101", "1 to 100"]),
         (["compare", "--device", "abacus"], ["device 'abacus'"]),
+        (["compare", "synthetic[/x]"], ["unknown setup 'synthetic[/x]'"]),
+        (["compare", "--alpha", "2", "--algorithms", "fedavg"], ["--alpha is AdaFedAdam's"]),
+        (["compare", "--out", "x" * 300], ["cannot write to", "name too long"]),
         (["resume", "nowhere"], ["nowhere holds no run"]),
         (["report", "nowhere"], ["nowhere holds no run"]),
     ],
@@ -252,7 +276,7 @@ def test_options_reach_the_recipe(tmp_path: Path) -> None:
     done = fairwind("compare", SMALL, *options.split(), *names.split(), "--out", out, *QUICK)
     assert done.returncode == 0, done.stderr
     recipe = json.loads((out / "recipe.json").read_text())
-    assert recipe["algorithms"] == ["adafedadam:alpha=3", "fedadam:corrected=false"]
+    assert recipe["algorithms"] == ["adafedadam:alpha=3.0", "fedadam:corrected=false"]
     solver = recipe["settings"]["solver"]
     assert (solver["momentum"], solver["nesterov"], solver["lr"]) == (0.9, True, 0.1)
     assert (solver["epochs"], recipe["settings"]["participation"]) == ([1, 3], 0.5)

@@ -119,10 +119,16 @@ def test_when_every_loss_is_0_the_model_stays_and_the_run_says_so() -> None:
     built = {name: algorithms.build(name) for name in algorithms.REGISTRY}
     runs = [Run(name, algorithm, 0) for name, algorithm in built.items()]
     settings = Settings(rounds=2, solver=Solver(lr=0.5), compile="off")
-    simulation = Simulation(Point(2), federation, runs, settings, loss=half_square, score=half_square)
+    model = Point(2)
+    model.w.data.fill_(1)
+    simulation = Simulation(model, federation, runs, settings, loss=half_square, score=half_square)
+    simulation.x.zero_()  # every F is 0, and no F⁰ is
     simulation.step()
     assert torch.equal(simulation.x, torch.zeros_like(simulation.x))
     assert simulation.left_out.sum() == 0
+    stalled = dict(zip(built, simulation.stalled.tolist(), strict=True))
+    assert stalled.pop("adafedadam") == 1  # its weights are all 0; the others average zero updates
+    assert set(stalled.values()) == {0}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The stacked executor computes what a plain loop computes, whatever is stacked beside it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -66,15 +67,12 @@ def test_stacked_is_the_loop_in_float32() -> None:
 
 
 def test_dropout_drops_the_same_units_in_either_executor(ragged: Federation) -> None:
-    def model() -> nn.Module:
-        layers = nn.Linear(FEATURES, 8), nn.Dropout(0.3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
-        return nn.Sequential(*layers).double()
-
     names = ["adafedadam", "fedavg"]
-    stacked = simulation(ragged, names, [0, 1], model=model)
-    assert_together(stacked, simulation(ragged, names, [0, 1], engine="loop", model=model))
-    plain = simulation(ragged, names, [0, 1], model=lambda: without_dropout(model()))
-    dropped = simulation(ragged, names, [0, 1], model=model)
+    stacked = simulation(ragged, names, [0, 1], model=dropout_model)
+    loop = simulation(ragged, names, [0, 1], engine="loop", model=dropout_model)
+    assert_together(stacked, loop)
+    plain = simulation(ragged, names, [0, 1], model=lambda: without_dropout(dropout_model()))
+    dropped = simulation(ragged, names, [0, 1], model=dropout_model)
     assert torch.equal(plain.x, dropped.x)
     plain.step()
     dropped.step()
@@ -118,12 +116,17 @@ def test_chunking_changes_nothing(ragged: Federation, budget: int) -> None:
     assert_together(whole, chunked)
 
 
-@pytest.mark.parametrize("solver", ["sgd", "nesterov"])
-def test_compiled_is_eager(ragged: Federation, solver: str) -> None:
-    options = {"solver": SOLVERS[solver], "model": lambda: nn.Linear(FEATURES, CLASSES).double()}
-    names = ["adafedadam", "fednova"]
-    eager = simulation(ragged, names, [0, 1], **options)
-    compiled = Simulation(options["model"], ragged, eager.runs, replace(eager.settings, compile="on"))
+def dropout_model() -> nn.Module:
+    layers = nn.Linear(FEATURES, 8), nn.Dropout(0.3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
+    return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize(
+    ("solver", "model"), [("sgd", lambda: nn.Linear(FEATURES, CLASSES).double()), ("nesterov", dropout_model)]
+)
+def test_compiled_is_eager(ragged: Federation, solver: str, model: Callable[[], nn.Module]) -> None:
+    eager = simulation(ragged, list(algorithms.PAPER), [0, 1], solver=SOLVERS[solver], model=model)
+    compiled = Simulation(model, ragged, eager.runs, replace(eager.settings, compile="on"))
     assert_together(eager, compiled, rounds=3)
 
 
@@ -136,7 +139,7 @@ def test_a_step_that_cannot_be_compiled_for_all_row_counts_runs_uncompiled(ragge
     runs = [Run("fedavg", algorithms.fedavg(), 0)]
     settings = Settings(rounds=2, compile="on", device=DEVICE)
     compiled = Simulation(make_model, ragged, runs, settings, loss=loss)
-    with pytest.warns(UserWarning, match="not compiled"):
+    with pytest.warns(UserWarning, match="runs uncompiled"):
         compiled.step()
     eager = simulation(ragged, ["fedavg"], [0])
     eager.step()

@@ -70,7 +70,7 @@ def test_participation_is_a_share_or_a_number(asked: float | int, clients: int) 
 @pytest.mark.parametrize("asked", [0, 9, -1, 0.0, 1.5])
 def test_participation_that_cannot_be_is_refused(asked: float | int) -> None:
     with pytest.raises(InputError, match="participation"):
-        Schedule(FEDERATION, Solver(), participation=asked).plan([0], 0)
+        Schedule(FEDERATION, Solver(), participation=asked)
 
 
 def test_drawn_epochs_are_uniform_over_clients_and_rounds() -> None:

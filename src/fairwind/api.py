@@ -1,21 +1,17 @@
 """Simulations from Python: your module, your clients' data, an algorithm."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
 from fairwind.contract import AnyAlgorithm
 from fairwind.data.federation import Federation
-from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.cohort import Loss, accuracy, cross_entropy
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Model, Settings, Simulation
-from fairwind.errors import InputError, unknown
+from fairwind.errors import unknown
 from fairwind.metrics import METRICS
 
 
@@ -42,19 +38,16 @@ def simulate(
     seed: int = 0,
     loss: Loss = cross_entropy,
     score: Loss = accuracy,
-    checkpoints: Path | str | None = None,
     **settings: Any,
 ) -> Result:
     """Trains a model over a federation.
 
     `model` is a module, whose weights are where training begins, or a function that makes one, whose
     initial weights `seed` then draws. `settings` are the fields of `fairwind.Settings`: rounds, solver,
-    participation, eval_every, engine, device, and so on. With `checkpoints`, a folder, the same call made
-    again after a kill goes on where it stood.
+    participation, eval_every, engine, device, and so on.
     """
     runs = {"model": algorithm}
-    options: dict[str, Any] = {"loss": loss, "score": score, "checkpoints": checkpoints, **settings}
-    return compare(model, federation, runs, seeds=[seed], **options)[0]
+    return compare(model, federation, runs, seeds=[seed], loss=loss, score=score, **settings)[0]
 
 
 def compare(
@@ -65,7 +58,6 @@ def compare(
     seeds: Sequence[int] = (0,),
     loss: Loss = cross_entropy,
     score: Loss = accuracy,
-    checkpoints: Path | str | None = None,
     **settings: Any,
 ) -> list[Result]:
     """Trains with every algorithm under every seed, all stacked, and otherwise as `simulate` does."""
@@ -75,24 +67,8 @@ def compare(
             raise unknown("setting", name, known)
     runs = [Run(label, algorithm, seed) for label, algorithm in algorithms.items() for seed in seeds]
     simulation = Simulation(model, federation, runs, Settings(**settings), loss=loss, score=score)
-    if checkpoints is None:
-        simulation.run()
-    else:
-        folder, owner = Path(checkpoints), _owner(simulation)
-        checkpoint, refused = load_checkpoint(folder, owner)
-        if checkpoint is not None:
-            simulation.restore(checkpoint)
-        elif refused:
-            raise InputError(f"no usable checkpoint in {folder}: {refused[0]}; give an empty folder")
-        simulation.run(lambda: save_checkpoint(folder, simulation.checkpoint(), owner))
+    simulation.run()
     return [_result(simulation, r) for r in range(len(runs))]
-
-
-def _owner(simulation: Simulation) -> str:
-    """Names a simulation by its settings, runs, data and model."""
-    runs = [(run.label, run.seed) for run in simulation.runs]
-    parts = asdict(simulation.settings), runs, simulation.federation.describe(), simulation.cohort.names
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _result(simulation: Simulation, r: int) -> Result:

@@ -14,15 +14,17 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from safetensors import SafetensorError
 
 from fairwind import algorithms, setups
-from fairwind.comparison import RESULTS, Recipe, RunDirectory
-from fairwind.engine.simulation import Engine, Settings, Simulation, Switch, resolve
-from fairwind.errors import InputError, unknown
+from fairwind.comparison import Recipe, RunDirectory
+from fairwind.engine.simulation import Engine, Settings, Simulation, Switch
+from fairwind.errors import InputError, first_line, unknown
+from fairwind.files import RESULTS
 from fairwind.spec import parameters
 
 out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False)  # shows what users wrote as they did
 
 SOLVERS = {
     "sgd": {"momentum": 0.0, "nesterov": False},
@@ -83,14 +85,16 @@ class Compare:
     def run(self) -> None:
         recipe = self.recipe()
         simulation = recipe.build()
+        recipe = replace(recipe, settings=simulation.settings)  # with nothing left open
         path = self.out or Path("runs") / f"{self.setup.partition(':')[0]}-{datetime.now():%Y%m%d-%H%M%S}"
         directory = RunDirectory.create(path, recipe)
-        directory.write_history(simulation)
-        _train(directory, simulation, self.checkpoint_every)
+        with directory.locked():
+            directory.write_history(simulation)
+            _train(directory, simulation, self.checkpoint_every)
 
     def recipe(self) -> Recipe:
-        """What the options amount to, with nothing left open."""
-        setup, federation = setups.build(self.setup)
+        """What the options amount to."""
+        setup = setups.find(self.setup)
         given: dict[str, Any] = {"lr": self.lr, "batch_size": self.batch_size, "epochs": self.epochs}
         given |= {"weight_decay": self.weight_decay, **(SOLVERS[self.solver] if self.solver else {})}
         solver = replace(setup.solver, **{k: v for k, v in given.items() if v is not None})
@@ -106,13 +110,15 @@ class Compare:
             memory=self.memory,
         )
         specs = tuple(self._with_alpha(spec) for spec in self.algorithms)
-        return Recipe(self.setup, specs, self.seeds, resolve(settings, federation))
+        if self.alpha is not None and specs == self.algorithms:
+            raise InputError("--alpha is AdaFedAdam's, and no adafedadam without its own alpha is compared")
+        return Recipe(self.setup, specs, self.seeds, settings)
 
     def _with_alpha(self, spec: str) -> str:
         name, colon, rest = spec.partition(":")
         if self.alpha is None or name != "adafedadam" or "alpha=" in rest:
             return spec
-        return f"{name}:alpha={self.alpha:g}" + ("," + rest if colon else "")
+        return f"{name}:alpha={self.alpha}" + ("," + rest if colon else "")
 
 
 @dataclass(frozen=True)
@@ -126,12 +132,18 @@ class Resume:
 
     def run(self) -> None:
         directory = RunDirectory.open(self.directory)
+        if (self.directory / RESULTS).exists():
+            err.print("finished: nothing is left to train")
+            return _show(self.directory)
+        for change in directory.changed():
+            err.print(f"fairwind: {change}; the last bits of the results may change with it", soft_wrap=True)
         simulation = directory.recipe.build()
-        for refusal in directory.restore(simulation):
-            err.print(f"fairwind: {refusal}; an earlier one is used", soft_wrap=True)
-        done = "nothing is left to train" if simulation.done else "going on"
-        err.print(f"round {simulation.round} of {simulation.settings.rounds}: {done}")
-        _train(directory, simulation, self.checkpoint_every)
+        with directory.locked():
+            for refusal in directory.restore(simulation):
+                err.print(f"fairwind: {refusal}; an earlier one is used", soft_wrap=True)
+            err.print(f"going on at round {simulation.round} of {simulation.settings.rounds}")
+            _train(directory, simulation, self.checkpoint_every)
+        return None
 
 
 @dataclass(frozen=True)
@@ -219,25 +231,17 @@ def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: fl
             bar.update(task, completed=simulation.round, rate=f"{rate:.1f}/s")
             if stop.asked:
                 save()
+                stop.saved = True
                 raise KeyboardInterrupt
 
         try:
             simulation.run(save, every=checkpoint_every, after_round=after_round)
         except KeyboardInterrupt:
             bar.stop()
-            err.print(
-                f"stopped at round {simulation.round}; go on with: fairwind resume {directory.path}",
-                soft_wrap=True,
-            )
+            where = f"stopped after round {simulation.round}" if stop.saved else "stopped"
+            err.print(f"{where}; go on with: fairwind resume {directory.path}", soft_wrap=True)
             raise
-    results = directory.write_results(simulation)
-    for row in results["runs"]:
-        if row["left_out"] or row["stalled_rounds"]:
-            err.print(
-                f"{row['algorithm']}, seed {row['seed']}: {row['left_out']} client contributions were not "
-                f"finite and were left out; in {row['stalled_rounds']} rounds the model stayed",
-                soft_wrap=True,
-            )
+    directory.write_results(simulation)
     _show(directory.path)
 
 
@@ -245,17 +249,19 @@ def _show(path: Path) -> None:
     """The table on the terminal, and the page."""
     from fairwind.report import summary_table, write_report  # charts need a second to load
 
-    results = json.loads((path / RESULTS).read_text())
-    out.print(summary_table(results))
-    write_report(path)
-    out.print(f"report: {path / 'report.html'}", soft_wrap=True)
+    try:
+        out.print(summary_table(json.loads((path / RESULTS).read_text())))
+        write_report(path)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise InputError(f"the report of {path} cannot be written: {first_line(error)}") from error
+    out.print(f"report: {path / 'report.html'}", soft_wrap=True, markup=False)
 
 
 class Interrupt:
     """Turns Ctrl-C, or a request to terminate, into a wish to stop after this round; a second stops now."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self.saved = False
 
     def __enter__(self) -> "Interrupt":
         self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -300,6 +306,9 @@ def main() -> NoReturn:
         command.run()
     except InputError as error:
         err.print(f"fairwind: error: {error}", style="red", soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:
+        err.print(f"fairwind: error: {error.strerror}: {error.filename}", style="red", soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

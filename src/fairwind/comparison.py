@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,20 +17,18 @@ import torch
 from safetensors.torch import save
 
 from fairwind import __version__, algorithms, setups
-from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint, write_atomic, write_json
+from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Settings, Simulation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError
+from fairwind.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS, write_atomic, write_json
 from fairwind.metrics import METRICS, over_seeds
 
-RECIPE, HISTORY, RESULTS, CLIENTS, MODELS = (
-    "recipe.json",
-    "history.jsonl",
-    "results.json",
-    "clients.safetensors",
-    "models.safetensors",
-)
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Recipe:
             for value in given:
                 if list(given).count(value) > 1:
                     raise InputError(f"{kind} {value!r} is given twice")
-        setup, federation = setups.build(self.setup)
+        setup, federation = setups.find(self.setup), setups.data(self.setup)
         built = [algorithms.build(spec) for spec in self.algorithms]
         named = list(zip(self.labels, built, strict=True))
         runs = [Run(label, algorithm, seed) for label, algorithm in named for seed in self.seeds]
@@ -81,36 +81,62 @@ class Recipe:
 class RunDirectory:
     """The directory of a comparison: its recipe, checkpoints, history and results."""
 
-    def __init__(self, path: Path, recipe: Recipe):
-        self.path, self.recipe = path, recipe
+    def __init__(self, path: Path, recipe: Recipe, made_with: dict[str, Any]):
+        self.path, self.recipe, self.made_with = path, recipe, made_with
         self.checkpoints = path / "checkpoints"
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> "RunDirectory":
         """A new directory; one that holds anything is left alone."""
-        if (path / RECIPE).exists():
-            raise InputError(
-                f"{path} already holds a run: go on with 'fairwind resume {path}', or give another --out"
-            )
         try:
+            if (path / RECIPE).exists():
+                raise InputError(
+                    f"{path} already holds a run: go on with 'fairwind resume {path}', or give another --out"
+                )
             if path.exists() and any(path.iterdir()):
                 raise InputError(f"{path} is not empty: give another --out, so that nothing is overwritten")
             path.mkdir(parents=True, exist_ok=True)
-            write_json(path / RECIPE, recipe.to_json())
+            made_with = environment(recipe.settings.device)
+            write_json(path / RECIPE, {**recipe.to_json(), "environment": made_with})
         except OSError as error:
             raise InputError(f"cannot write to {path}: {error.strerror}") from None
-        return cls(path, recipe)
+        return cls(path, recipe, made_with)
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         """The directory of an earlier comparison."""
         try:
-            recipe = Recipe.from_json(json.loads((path / RECIPE).read_bytes()))
+            content = json.loads((path / RECIPE).read_bytes())
+            return cls(path, Recipe.from_json(content), content["environment"])
         except OSError:
             raise InputError(f"{path} holds no run: there is no {RECIPE} in it") from None
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path / RECIPE} cannot be read as a recipe: {error}") from None
-        return cls(path, recipe)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training in this directory."""
+        if fcntl is None:
+            yield
+            return
+        with open(self.path / RECIPE) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(
+                    f"another process is training in {self.path}; wait for it or stop it"
+                ) from None
+            yield
+
+    def changed(self) -> list[str]:
+        """What is not as it was when the run began, and may change its last bits."""
+        now = environment(self.recipe.settings.device)
+        watched = "fairwind", "torch", "processor", "threads", "device"
+        return [
+            f"{k} was {self.made_with.get(k)}, is {now[k]}"
+            for k in watched
+            if self.made_with.get(k) != now[k]
+        ]
 
     def restore(self, simulation: Simulation) -> list[str]:
         """Brings a simulation to the newest good checkpoint; returns what was refused on the way."""

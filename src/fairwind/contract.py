@@ -79,10 +79,11 @@ def advance(
 
     With no usable client, or if the step is not finite, model and state stay as they are.
     """
-    new_x, new_state = algorithm.server(x, state, total, sums)
-    moved = (clients > 0) & torch.isfinite(new_x.to(x.dtype)).all()
-    for number in new_state:
+    new_x, stepped = algorithm.server(x, state, total, sums)
+    new_x = new_x.to(x.dtype)
+    new_state = [new.to(old.dtype) for new, old in zip(stepped, state, strict=True)]
+    moved = clients > 0
+    for number in (new_x, *new_state):
         moved = moved & torch.isfinite(number).all()
-    pairs = zip(new_state, state, strict=True)
-    kept = type(state)(*(torch.where(moved, new.to(old.dtype), old) for new, old in pairs))
-    return torch.where(moved, new_x.to(x.dtype), x), kept, moved
+    kept = (torch.where(moved, new, old) for new, old in zip(new_state, state, strict=True))
+    return torch.where(moved, new_x, x), type(state)(*kept), moved

@@ -14,7 +14,7 @@ Number = TypeVar("Number", int, Tensor)
 MASK = 0xFFFFFFFF
 
 # What a draw is for; the first key of every hash.
-SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, PROBE = range(1, 7)
+SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT = range(1, 6)
 
 
 def scramble(h: Number) -> Number:

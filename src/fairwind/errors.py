@@ -16,6 +16,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} {name!r}: {hint}known: {', '.join(known)}")
 
 
+def first_line(error: BaseException) -> str:
+    """An error's message as one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def positive(**values: float) -> None:
     """Refuses a value that is not a positive, finite number."""
     for name, value in values.items():

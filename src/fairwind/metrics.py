@@ -23,9 +23,6 @@ METRICS = (
     "loss_avg",
     "loss_worst30",
 )
-LOWER_IS_BETTER = frozenset(
-    {"std", "std_weighted", "std_beyond_noise", "rsd_error", "gini", "loss_avg", "loss_worst30"}
-)
 
 
 def fairness(accuracy: ArrayLike, loss: ArrayLike, size: ArrayLike) -> dict[str, float]:

@@ -8,6 +8,7 @@ from torch import nn
 from fairwind.data.federation import Federation
 from fairwind.data.synthetic import synthetic, synthetic_li
 from fairwind.engine.solver import Solver
+from fairwind.errors import unknown
 from fairwind.models import linear
 from fairwind.spec import call
 
@@ -32,7 +33,14 @@ SETUPS = {
 }
 
 
-def build(spec: str) -> tuple[Setup, Federation]:
-    """The setup and the data of a spec such as "synthetic:classes=5,sizes=li"."""
-    federation = call("setup", spec, {name: setup.data for name, setup in SETUPS.items()})
-    return SETUPS[spec.partition(":")[0]], federation
+def find(spec: str) -> Setup:
+    """The setup that a spec such as "synthetic:classes=5,sizes=li" names."""
+    name = spec.partition(":")[0]
+    if name not in SETUPS:
+        raise unknown("setup", name, SETUPS)
+    return SETUPS[name]
+
+
+def data(spec: str) -> Federation:
+    """The data of a spec, by its parameters."""
+    return call("setup", spec, {name: setup.data for name, setup in SETUPS.items()})

@@ -24,6 +24,11 @@ class Federation:
     name: str = "federation"
     classes: int | None = None  # where targets are class labels
 
+    def __post_init__(self) -> None:
+        if (self.train < 1).any():
+            empty = self.names[int((self.train < 1).nonzero()[0])]
+            raise InputError(f"client {empty!r} has no training samples; leave it out of the federation")
+
     @classmethod
     def from_clients(
         cls,
@@ -63,7 +68,7 @@ class Federation:
         inputs, targets = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
         keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
         order = shuffle(*segments(size), keys).to(inputs.device)
-        kept = (size.double() * train + 1e-9).floor().long().clamp(min=1)
+        kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
         if classes is None and not targets.is_floating_point():
             classes = int(targets.max()) + 1
         return cls(inputs[order], targets[order], start, kept, size - kept, labels, name, classes)
@@ -84,7 +89,7 @@ class Federation:
             "train_samples": int(self.train.sum()),
             "test_samples": int(self.test.sum()),
             "smallest": int(self.train.min()),
-            "median": float(self.train.double().median()),
+            "median": float(self.train.double().quantile(0.5)),
             "largest": int(self.train.max()),
         }
 
@@ -96,8 +101,6 @@ def _check(label: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raise InputError(
             f"client {label!r}: inputs {tuple(x.shape)} and targets {tuple(y.shape)} differ in length"
         )
-    if len(x) == 0:
-        raise InputError(f"client {label!r} has no training samples; leave it out of the federation")
     for what, value in (("inputs", x), ("targets", y)):
         if value.is_floating_point() and not torch.isfinite(value).all():
             row = int((~torch.isfinite(value.reshape(len(value), -1))).any(1).nonzero()[0])

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from fairwind.counter import MASK, mix
 from fairwind.data.federation import Federation
-from fairwind.errors import InputError
+from fairwind.errors import InputError, first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,)
 
@@ -79,8 +79,11 @@ class Cohort:
 
     def state_dict(self, flat: Tensor) -> dict[str, Tensor]:
         """A complete state dict of the model with these parameters."""
-        filled = {k: v.clone() for k, v in self.evaluating.state_dict().items()}
-        return filled | {k: v.clone() for k, v in self.unflatten(flat).items()}
+        model = copy.deepcopy(self.evaluating)  # where tied parameters are one under several names
+        with torch.no_grad():
+            for name, value in self.unflatten(flat).items():
+                model.get_parameter(name).copy_(value)
+        return dict(model.state_dict())
 
     def outputs(self, flat: Tensor, inputs: Tensor, key: Tensor) -> Tensor:
         """The model's outputs while training; `key` decides which units drop out."""
@@ -125,7 +128,7 @@ class CountedDropout(nn.Module):
 
 def _count_dropout(module: nn.Module) -> nn.Module:
     """Replaces every `nn.Dropout` by one whose mask is counted."""
-    for layer, (name, child) in enumerate(list(module.named_modules())):
+    for layer, (name, child) in enumerate(list(module.named_modules(remove_duplicate=False))):
         if type(child) is nn.Dropout and name and child.p > 0:
             module.set_submodule(name, CountedDropout(child.p, layer))
     return module
@@ -158,7 +161,7 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation) -> None:
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         hint = "; for randomness use the module nn.Dropout" if "random" in reason else ""
         raise InputError(f"the model cannot train on this federation, stacked: {reason}{hint}") from error
     for what, value in (("loss", losses), ("score", scores)):

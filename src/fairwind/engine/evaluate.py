@@ -9,7 +9,7 @@ from fairwind.counter import segments
 from fairwind.data.federation import Federation
 from fairwind.engine.cohort import Cohort
 
-BATCH = 1 << 14  # samples × models scored at once, about
+NUMBERS = 1 << 22  # of inputs × models scored at once, about
 
 Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client after client
 
@@ -22,7 +22,7 @@ def client_means(
 
     `sizes` (K,) says how many samples each client has, `pick` which; a client with none gets NaN.
     """
-    limit = max(1, BATCH // len(x))
+    limit = max(1, NUMBERS // (max(64, federation.inputs[0].numel()) * len(x)))
     parts = []
     for clients in chunks(sizes, limit):
         scored = [

@@ -45,6 +45,9 @@ class Schedule:
     probe_samples: int | None = None
     """Training samples on which F_k and ∇F_k are measured, drawn anew each round; None is all of them."""
 
+    def __post_init__(self) -> None:
+        _ = self.participants  # refuses what cannot be
+
     @property
     def participants(self) -> int:
         """Clients in each round."""

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairwind.contract import advance
 from fairwind.data.federation import Federation
@@ -21,7 +21,7 @@ from fairwind.engine.loop import Loop
 from fairwind.engine.schedule import Schedule
 from fairwind.engine.solver import Solver
 from fairwind.engine.stacked import Stacked
-from fairwind.errors import InputError, in_range, positive
+from fairwind.errors import InputError, first_line, in_range, positive
 from fairwind.metrics import fairness, finite
 
 Model = nn.Module | Callable[[], nn.Module]
@@ -51,7 +51,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         in_range(1, float("inf"), rounds=self.rounds, eval_every=self.eval_every)
-        in_range(1, float("inf"), probe_samples=self.probe_samples or 1)
+        if self.probe_samples is not None:
+            in_range(1, float("inf"), probe_samples=self.probe_samples)
         if self.memory is not None:
             positive(memory=self.memory)
         for name, value, known in (
@@ -67,12 +68,13 @@ def resolve(settings: Settings, federation: Federation) -> Settings:
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise InputError(f"device {device!r} is neither cpu nor cuda")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
-    schedule = _schedule(settings, federation)
-    longest = int(schedule.solver.most * (-(-federation.train // schedule.solver.batch_size)).max())
+        raise InputError(f"device {device!r} cannot be used here: {first_line(error)}") from None
+    longest = int(settings.solver.most * (-(-federation.train // settings.solver.batch_size)).max())
     compile_step = settings.compile
     if settings.engine == "loop":
         compile_step = "off"
@@ -84,12 +86,6 @@ def resolve(settings: Settings, federation: Federation) -> Settings:
         on_gpu = device.startswith("cuda")
         memory = torch.cuda.get_device_properties(device).total_memory / 2**32 if on_gpu else 1 / 32
     return replace(settings, device=device, compile=compile_step, memory=memory)
-
-
-def _schedule(settings: Settings, federation: Federation) -> Schedule:
-    schedule = Schedule(federation, settings.solver, settings.participation, settings.probe_samples)
-    _ = schedule.participants  # refuses a participation that cannot be
-    return schedule
 
 
 def _compiler_found(device: str) -> bool:
@@ -119,6 +115,7 @@ class Simulation:
             in_range(0, 2**32, seed=run.seed)
         models = {run.seed: _build(model, run.seed) for run in self.runs}
         first = next(iter(models.values()))
+        _check_shared(models)
         self.cohort = Cohort(first, loss, score).to(self.settings.device)
         self.federation = _cast(federation, self.cohort.dtype).to(self.settings.device)
         check(self.cohort, first, self.federation)
@@ -144,7 +141,8 @@ class Simulation:
         self.evaluate()
 
     def _executor(self) -> Executor:
-        schedule = _schedule(self.settings, self.federation)
+        s = self.settings
+        schedule = Schedule(self.federation, s.solver, s.participation, s.probe_samples)
         if self.settings.engine == "loop":
             return Loop(self.cohort, self.federation, schedule, self.runs)
         assert self.settings.memory is not None
@@ -200,8 +198,8 @@ class Simulation:
             # What the server adapts by; before the first round it has measured nothing.
             state = self.states[r]._asdict() if self.round else {}
             scalars = {k: float(v) for k, v in state.items() if v.ndim == 0}
-            line = {"algorithm": run.label, "seed": run.seed, "round": self.round}
-            self.history.append({**line, **metrics, **finite(scalars)})
+            line = {"algorithm": run.label, "seed": run.seed, "round": self.round, **metrics}
+            self.history.append({**line, **{k: v for k, v in finite(scalars).items() if k not in line}})
 
     def checkpoint(self) -> Checkpoint:
         """Everything that a continuation needs."""
@@ -237,9 +235,24 @@ def _build(model: Model, seed: int) -> nn.Module:
     """The model itself, or a fresh one whose initial weights are drawn by the seed."""
     if isinstance(model, nn.Module):
         return model
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         return model()
+
+
+def _check_shared(models: dict[int, nn.Module]) -> None:
+    """Refuses seeds whose models differ in what all rows share: frozen parameters and buffers."""
+
+    def shared(model: nn.Module) -> dict[str, Tensor]:
+        frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+        return frozen | dict(model.named_buffers())
+
+    first, *others = models.values()
+    for name, value in shared(first).items():
+        if not all(torch.equal(value, shared(other)[name]) for other in others):
+            raise InputError(
+                f"{name!r} is not trained but differs by seed; make it the same, or use one seed"
+            )
 
 
 def _cast(federation: Federation, dtype: torch.dtype) -> Federation:

@@ -20,6 +20,7 @@ from fairwind.engine.evaluate import chunks, client_means
 from fairwind.engine.executor import Outcome, Run
 from fairwind.engine.schedule import Plan, Schedule, Work, batches
 from fairwind.engine.solver import Solver
+from fairwind.errors import first_line
 
 PROBE_BATCH = 64  # samples of a client probed at once; padding wastes what a small client lacks
 
@@ -248,14 +249,15 @@ def _compile(step: Callable[..., None]) -> Callable[..., None]:
         if chosen is not None:
             return chosen(*arguments)
         for rows in arguments[:4]:
-            if rows is not None:
+            if rows is not None and len(rows) > 1:
                 torch._dynamo.mark_dynamic(rows, 0)
         try:
             compiled(*arguments)
             chosen = compiled
         except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"the local step is not compiled, and runs slower: {reason}", stacklevel=2)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            warnings.warn(f"the local step runs uncompiled, and slower: {first_line(error)}", stacklevel=2)
             chosen = step
             step(*arguments)
 

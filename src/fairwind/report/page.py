@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from fairwind.files import write_atomic
 from fairwind.report import charts
 from fairwind.report.record import Record, read_record
 from fairwind.report.table import (
@@ -40,14 +40,14 @@ def write_report(directory: Path) -> list[Path]:
     record = read_record(directory)
     specs = figures(record)
     (directory / "figures").mkdir(exist_ok=True)
-    written = [_write(directory / "report.html", page(record, specs).encode())]
+    written = [write_atomic(directory / "report.html", page(record, specs).encode())]
     paper = charts.theme(record.labels, "light") | {"background": "white", "padding": 12}
     for name, spec in specs.items():
         sized = spec | {"width": FILE_WIDTH, "config": paper}
         pdf = vl_convert.vegalite_to_pdf(sized, vl_version=VEGA_LITE)
         png = vl_convert.vegalite_to_png(sized, vl_version=VEGA_LITE, scale=2)
-        written.append(_write(directory / "figures" / f"{name}.pdf", pdf))
-        written.append(_write(directory / "figures" / f"{name}.png", png))
+        written.append(write_atomic(directory / "figures" / f"{name}.pdf", pdf))
+        written.append(write_atomic(directory / "figures" / f"{name}.png", png))
     return written
 
 
@@ -268,11 +268,3 @@ def _bundle() -> str:
 def _script(value: Any) -> str:
     """JSON that may stand inside a script element."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def _write(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
-    return path

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from fairwind.files import CLIENTS, HISTORY, RESULTS
 from fairwind.report.table import seed_count
 
 
@@ -34,10 +35,10 @@ class Record(NamedTuple):
 
 
 def read_record(directory: Path) -> Record:
-    clients = load_file(directory / "clients.safetensors")
-    lines = (directory / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    clients = load_file(directory / CLIENTS)
+    lines = (directory / HISTORY).read_text(encoding="utf-8").splitlines()
     return Record(
-        results=json.loads((directory / "results.json").read_text(encoding="utf-8")),
+        results=json.loads((directory / RESULTS).read_text(encoding="utf-8")),
         history=[json.loads(line) for line in lines if line.strip()],
         accuracy=clients["accuracy"],
         train_size=clients["train_size"],
