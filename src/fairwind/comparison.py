@@ -224,7 +224,7 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
