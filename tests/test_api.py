@@ -146,9 +146,20 @@ class HiddenDropout(nn.Linear):
         return nn.functional.dropout(super().forward(x), 0.5)
 
 
+def test_other_things_in_the_place_of_an_algorithm_or_a_federation_are_refused() -> None:
+    federation, model = make_federation([12, 30]), make_model()
+    for wrong in ("fedavg", fw.algorithms.fedavg):
+        with pytest.raises(fw.InputError, match="is not an algorithm"):
+            fw.simulate(model, federation, wrong, rounds=1)
+    with pytest.raises(fw.InputError, match="is not a federation"):
+        fw.simulate(model, [(1, 2)], fw.algorithms.fedavg(), rounds=1)
+    with pytest.raises(fw.InputError, match="by name"):
+        fw.compare(model, federation, [fw.algorithms.fedavg()], rounds=1)
+
+
 def test_models_that_cannot_be_stacked_are_refused() -> None:
     refuse(HiddenDropout(FEATURES, CLASSES), "use the module nn.Dropout")
-    refuse(nn.Linear(FEATURES + 1, CLASSES), "cannot train on this federation")
+    refuse(nn.Linear(FEATURES + 1, CLASSES), r"inputs \(float32 of shape \(5,\) per sample\)")
     refuse(nn.ReLU(), "no trainable parameters")
     refuse(nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES).double()), "mixes parameter types")
 
@@ -158,6 +169,9 @@ def test_models_that_cannot_be_stacked_are_refused() -> None:
     [
         ({"roundz": 3}, "unknown setting 'roundz': did you mean 'rounds'"),
         ({"rounds": 0}, "rounds=0"),
+        ({"rounds": 2.5}, "rounds=2.5 is not a whole number"),
+        ({"rounds": "2"}, "rounds='2' is not a whole number"),
+        ({"solver": "sgd"}, "solver='sgd' is not a solver"),
         ({"eval_every": 0}, "eval_every=0"),
         ({"probe_samples": 0}, "probe_samples=0"),
         ({"participation": 5}, "participation=5"),
@@ -176,10 +190,11 @@ def test_bad_settings_are_refused_by_name(settings: dict[str, object], message: 
     ("solver", "message"),
     [
         ({"lr": 0}, "lr=0"),
+        ({"lr": "fast"}, "lr='fast' is not a number"),
         ({"lr": math.nan}, "lr=nan"),
         ({"momentum": 1}, "momentum=1"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"epochs": (3, 1)}, "epochs=3-1"),
+        ({"epochs": (3, 1)}, r"epochs=\(3, 1\)"),
         ({"epochs": 0}, "epochs=0"),
         ({"nesterov": True}, "nesterov needs momentum"),
     ],

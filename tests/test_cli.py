@@ -238,6 +238,9 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["compare", "--alpha", "-1"], ["alpha=-1"]),
         (["compare", "--round", "3"], ["unknown option '--round'", "did you mean '--rounds'"]),
         (["compare", "--rounds", "0"], ["rounds=0"]),
+        (["compare", "--setup", "synthetic"], ["unknown option '--setup'"]),
+        (["compare", "synthetic", "extra"], ["unexpected argument 'extra'"]),
+        (["compar"], ["unknown command 'compar'", "did you mean 'compare'"]),
         (["compare", "--participation", "101"], ["participation=101", "1 to 100"]),
         (["compare", "--device", "abacus"], ["device 'abacus'"]),
         (["compare", "synthetic[/x]"], ["unknown setup 'synthetic[/x]'"]),
@@ -282,6 +285,18 @@ def test_options_reach_the_recipe(tmp_path: Path) -> None:
     assert (solver["epochs"], recipe["settings"]["participation"]) == ([1, 3], 0.5)
     results = json.loads((out / "results.json").read_text())
     assert [r["algorithm"] for r in results["runs"]] == ["adafedadam", "fedadam"]
+
+
+def test_nobody_reading_the_messages_costs_no_results(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = ["compare", SMALL, "--rounds", "20", "--out", str(out), "--algorithms", "fedavg", *QUICK]
+    command = [sys.executable, "-m", "fairwind", *words]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=writer, env=ENV, timeout=60, check=False)
+    os.close(writer)
+    assert done.returncode == 0
+    assert (out / "results.json").exists()
 
 
 def test_list_names_everything_with_its_source() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm
+from fairwind.contract import Algorithm, AnyAlgorithm
 from fairwind.data.federation import Federation
 from fairwind.engine.cohort import Loss, accuracy, cross_entropy
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Model, Settings, Simulation
-from fairwind.errors import unknown
+from fairwind.errors import InputError, unknown
 from fairwind.metrics import METRICS
 
 
@@ -61,6 +61,14 @@ def compare(
     **settings: Any,
 ) -> list[Result]:
     """Trains with every algorithm under every seed, all stacked, and otherwise as `simulate` does."""
+    if not isinstance(federation, Federation):
+        kind = type(federation).__name__
+        raise InputError(f"a {kind} is not a federation: make one with Federation.from_clients")
+    if not isinstance(algorithms, Mapping):
+        raise InputError("give the algorithms by name, as in {'mean': fairwind.algorithms.fedavg()}")
+    for algorithm in algorithms.values():
+        if not isinstance(algorithm, Algorithm):
+            raise InputError(f"{algorithm!r} is not an algorithm: give fairwind.algorithms.fedavg(), say")
     known = [f.name for f in fields(Settings)]
     for name in settings:
         if name not in known:

@@ -1,6 +1,7 @@
 """The command line: compare, resume, report, list."""
 
 import json
+import os
 import signal
 import sys
 import warnings
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from safetensors import SafetensorError
 
-from fairwind import algorithms, setups
+from fairwind import __version__, algorithms, setups
 from fairwind.comparison import Recipe, RunDirectory
 from fairwind.engine.simulation import Engine, Settings, Simulation, Switch
 from fairwind.errors import InputError, first_line, unknown
@@ -24,7 +25,16 @@ from fairwind.files import RESULTS
 from fairwind.spec import parameters
 
 out = Console(highlight=False)
-err = Console(stderr=True, highlight=False, markup=False, emoji=False)  # shows what users wrote as they did
+
+
+class Messages(Console):
+    """Standard error: shows what users wrote as they did, and falls silent where nobody reads it."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # training goes on
+
+
+err = Messages(stderr=True, highlight=False, markup=False, emoji=False)
 
 SOLVERS = {
     "sgd": {"momentum": 0.0, "nesterov": False},
@@ -41,7 +51,7 @@ class Compare:
     comparison that was stopped, or killed, goes on with 'fairwind resume DIR'.
     """
 
-    setup: tyro.conf.Positional[str] = "synthetic"
+    setup: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SETUP")] = "synthetic"
     """Data, model and solver that belong together; parameters follow a colon, as in
     synthetic:classes=5,sizes=li. 'fairwind list' shows all."""
     algorithms: tuple[str, ...] = algorithms.PAPER
@@ -167,7 +177,11 @@ class List:
     """Show the setups and the algorithms, with their parameters and where they come from."""
 
     def run(self) -> None:
-        described = {name: (s.data, s.data.__doc__ or "") for name, s in setups.SETUPS.items()}
+        described = {}
+        for name, s in setups.SETUPS.items():
+            local = f"batch size {s.solver.batch_size}, epochs {s.solver.epochs}, lr {s.solver.lr}"
+            text = f"{(s.data.__doc__ or '').rstrip()} {s.rounds} rounds; local SGD, {local}."
+            described[name] = (s.data, text)
         out.print(_listing("setups", described))
         builders = algorithms.REGISTRY.items()
         documents = {name: (b, _document(b)) for name, b in builders}
@@ -208,9 +222,12 @@ def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: fl
     )
     settings, runs = simulation.settings, simulation.runs
     clients = len(simulation.federation)
+    taking = simulation.schedule.participants
+    some = f"{taking} of {clients}" if taking < clients else str(clients)
     compiling = " (compiling first: about 15 s)" if settings.compile == "on" and not simulation.done else ""
     err.print(
-        f"{len(runs)} runs × {clients} clients on {settings.device}, into {directory.path}{compiling}",
+        f"{len(runs)} run{'s' * (len(runs) > 1)} × {some} clients on {settings.device}, into "
+        f"{directory.path}{compiling}",
         soft_wrap=True,
     )
 
@@ -278,10 +295,16 @@ class Interrupt:
         err.print("stopping after this round (again to stop now)")
 
 
-def _options(command: Any) -> list[str]:
-    return ["--" + f.name.replace("_", "-") for f in fields(command)] + ["--help"]
+def _refuse(command: Any, word: str) -> InputError:
+    """What to say of a word that the command does not know."""
+    if not word.startswith("-"):
+        return InputError(f"unexpected argument {word!r}: see --help for what goes where")
+    positional = ("setup", "directory")
+    names = [f.name.replace("_", "-") for f in fields(command) if f.name not in positional]
+    return unknown("option", word, ["--" + name for name in names] + ["--help"])
 
 
+COMMANDS = ("compare", "resume", "report", "list")
 Command = (
     Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
@@ -294,6 +317,12 @@ def main() -> NoReturn:
     """Runs a command; a user's mistake is one line and exit code 2."""
     warnings.showwarning = lambda message, *_: err.print(f"fairwind: {message}", soft_wrap=True)
     try:
+        words = sys.argv[1:]
+        if words == ["--version"]:
+            out.print(f"fairwind {__version__}")
+            sys.exit(0)
+        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+            raise unknown("command", words[0], COMMANDS)
         command, rest = tyro.cli(
             Command,
             prog="fairwind",
@@ -302,7 +331,7 @@ def main() -> NoReturn:
             config=(tyro.conf.FlagConversionOff,),
         )
         if rest:
-            raise unknown("option", rest[0], _options(command))
+            raise _refuse(command, rest[0])
         command.run()
     except InputError as error:
         err.print(f"fairwind: error: {error}", style="red", soft_wrap=True)

@@ -24,6 +24,7 @@ def first_line(error: BaseException) -> str:
 def positive(**values: float) -> None:
     """Refuses a value that is not a positive, finite number."""
     for name, value in values.items():
+        _number(name, value)
         if not 0 < value < float("inf"):
             raise InputError(f"{name}={value} is out of range: it must be a positive number")
 
@@ -31,5 +32,20 @@ def positive(**values: float) -> None:
 def in_range(low: float, high: float, **values: float) -> None:
     """Refuses a value outside [low, high)."""
     for name, value in values.items():
+        _number(name, value)
         if not low <= value < high:
-            raise InputError(f"{name}={value} is out of range: {low} ≤ {name} < {high}")
+            below = f" < {high}" if high < float("inf") else ""
+            raise InputError(f"{name}={value} is out of range: {low} ≤ {name}{below}")
+
+
+def whole(low: int, **values: int) -> None:
+    """Refuses a value that is not a whole number, or below `low`."""
+    for name, value in values.items():
+        if not isinstance(value, int):
+            raise InputError(f"{name}={value!r} is not a whole number")
+        in_range(low, float("inf"), **{name: value})
+
+
+def _number(name: str, value: object) -> None:
+    if not isinstance(value, int | float):
+        raise InputError(f"{name}={value!r} is not a number")

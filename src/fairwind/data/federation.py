@@ -60,8 +60,8 @@ class Federation:
             for what, value, first in (("inputs", x, parts[0][0]), ("targets", y, parts[0][1])):
                 if value.shape[1:] != first.shape[1:] or value.dtype != first.dtype:
                     raise InputError(
-                        f"client {label!r}: {what} are {_kind(value)}, but those of client {labels[0]!r} are "
-                        f"{_kind(first)}; give all clients the same shape and type"
+                        f"client {label!r}: {what} are {kind(value)}, but those of client {labels[0]!r} are "
+                        f"{kind(first)}; give all clients the same shape and type"
                     )
         size = torch.tensor([len(x) for x, _ in parts])
         start = size.cumsum(0) - size
@@ -110,5 +110,6 @@ def _check(label: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _kind(value: Tensor) -> str:
+def kind(value: Tensor) -> str:
+    """Type and shape of samples, in words."""
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape[1:])} per sample"

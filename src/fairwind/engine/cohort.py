@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fairwind.counter import MASK, mix
-from fairwind.data.federation import Federation
+from fairwind.data.federation import Federation, kind
 from fairwind.errors import InputError, first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,)
@@ -163,7 +163,8 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation) -> None:
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = first_line(error)
         hint = "; for randomness use the module nn.Dropout" if "random" in reason else ""
-        raise InputError(f"the model cannot train on this federation, stacked: {reason}{hint}") from error
+        given = f"inputs ({kind(inputs)}) and targets ({kind(targets)})"
+        raise InputError(f"the model cannot train, stacked, on {given}: {reason}{hint}") from error
     for what, value in (("loss", losses), ("score", scores)):
         if value.shape != (2, 1):
             raise InputError(f"the {what} is not one number per sample but {tuple(value.shape[1:])}")

@@ -21,7 +21,7 @@ from fairwind.engine.loop import Loop
 from fairwind.engine.schedule import Schedule
 from fairwind.engine.solver import Solver
 from fairwind.engine.stacked import Stacked
-from fairwind.errors import InputError, first_line, in_range, positive
+from fairwind.errors import InputError, first_line, in_range, positive, whole
 from fairwind.metrics import fairness, finite
 
 Model = nn.Module | Callable[[], nn.Module]
@@ -50,9 +50,13 @@ class Settings:
     """GiB that rows training at once may take; None is 1/32 on a CPU, near its cache, a quarter of a GPU."""
 
     def __post_init__(self) -> None:
-        in_range(1, float("inf"), rounds=self.rounds, eval_every=self.eval_every)
+        if not isinstance(self.solver, Solver):
+            raise InputError(
+                f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…, momentum=…)"
+            )
+        whole(1, rounds=self.rounds, eval_every=self.eval_every)
         if self.probe_samples is not None:
-            in_range(1, float("inf"), probe_samples=self.probe_samples)
+            whole(1, probe_samples=self.probe_samples)
         if self.memory is not None:
             positive(memory=self.memory)
         for name, value, known in (
@@ -112,6 +116,7 @@ class Simulation:
         if not self.runs:
             raise InputError("there is nothing to run: name at least one algorithm and one seed")
         for run in self.runs:
+            whole(0, seed=run.seed)
             in_range(0, 2**32, seed=run.seed)
         models = {run.seed: _build(model, run.seed) for run in self.runs}
         first = next(iter(models.values()))
@@ -142,13 +147,15 @@ class Simulation:
 
     def _executor(self) -> Executor:
         s = self.settings
-        schedule = Schedule(self.federation, s.solver, s.participation, s.probe_samples)
+        self.schedule = Schedule(self.federation, s.solver, s.participation, s.probe_samples)
         if self.settings.engine == "loop":
-            return Loop(self.cohort, self.federation, schedule, self.runs)
+            return Loop(self.cohort, self.federation, self.schedule, self.runs)
         assert self.settings.memory is not None
         budget = int(self.settings.memory * 2**30 / self.x.element_size())
         compiled = self.settings.compile == "on"
-        return Stacked(self.cohort, self.federation, schedule, self.runs, compiled=compiled, budget=budget)
+        return Stacked(
+            self.cohort, self.federation, self.schedule, self.runs, compiled=compiled, budget=budget
+        )
 
     @property
     def done(self) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fairwind.errors import InputError, in_range, positive
+from fairwind.errors import InputError, in_range, positive, whole
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,12 @@ class Solver:
     def __post_init__(self) -> None:
         in_range(0, float("inf"), weight_decay=self.weight_decay)
         in_range(0, 1, momentum=self.momentum)
-        in_range(1, float("inf"), batch_size=self.batch_size, epochs=self.fewest)
+        whole(1, batch_size=self.batch_size)
+        for epochs in (self.fewest, self.most):
+            whole(1, epochs=epochs)
         positive(lr=self.lr)
         if self.most < self.fewest:
-            raise InputError(f"epochs={self.fewest}-{self.most}: the larger number comes second")
+            raise InputError(f"epochs=({self.fewest}, {self.most}): the larger number comes second")
         if self.nesterov and not self.momentum:
             raise InputError("nesterov needs momentum > 0")
 
