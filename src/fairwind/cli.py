@@ -1,10 +1,12 @@
 """The command line: compare, resume, report, list."""
 
+import io
 import json
 import os
 import signal
 import sys
 import warnings
+from contextlib import redirect_stderr
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -313,23 +315,41 @@ Command = (
 )
 
 
+def _parse() -> tuple[Any, list[str]]:
+    """The command the user typed, and the words it does not know."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(
+                Command,
+                prog="fairwind",
+                description="Fast, fair federated learning.",
+                return_unknown_args=True,
+                config=(tyro.conf.FlagConversionOff,),
+            )
+    except SystemExit as stop:
+        if stop.code != 2:
+            raise
+        # The parser draws a box over several lines; its first sentence names the argument.
+        inside = [line.strip("│ ") for line in said.getvalue().splitlines() if line.startswith("│")]
+        message = (
+            " ".join(inside).partition(" Got errors")[0].partition(" ──")[0].partition(" For ")[0].strip()
+        )
+        raise InputError(f"{message.rstrip('.')}; see 'fairwind {sys.argv[1]} --help'") from None
+
+
 def main() -> NoReturn:
     """Runs a command; a user's mistake is one line and exit code 2."""
     warnings.showwarning = lambda message, *_: err.print(f"fairwind: {message}", soft_wrap=True)
     try:
-        words = sys.argv[1:]
+        if not (words := sys.argv[1:]):
+            sys.argv.append("--help")
         if words == ["--version"]:
             out.print(f"fairwind {__version__}")
             sys.exit(0)
         if words and not words[0].startswith("-") and words[0] not in COMMANDS:
             raise unknown("command", words[0], COMMANDS)
-        command, rest = tyro.cli(
-            Command,
-            prog="fairwind",
-            description="Fast, fair federated learning.",
-            return_unknown_args=True,
-            config=(tyro.conf.FlagConversionOff,),
-        )
+        command, rest = _parse()
         if rest:
             raise _refuse(command, rest[0])
         command.run()
