@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fairwind.engine.simulation import _compiler_found
+
 QUICK = ["--compile", "off", "--checkpoint-every", "0", "--eval-every", "2"]
 SMALL = "synthetic:clients=12,features=5,classes=3"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -140,6 +142,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(finished: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not _compiler_found("cpu"), reason="needs a compiler")
 def test_a_compiled_run_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     options = ["--rounds", "300", "--compile", "on", "--checkpoint-every", "0", "--participation", "0.5"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from conftest import CLASSES, DEVICE, FEATURES, Point, half_square, make_federation, make_model, points
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
-from fairwind.engine.simulation import Simulation
+from fairwind.engine.simulation import Simulation, _compiler_found
 
 SOLVERS = {
     "sgd": Solver(lr=0.1, batch_size=10),
@@ -121,6 +121,7 @@ def dropout_model() -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
+@pytest.mark.skipif(not _compiler_found(DEVICE), reason="needs a compiler")
 @pytest.mark.parametrize(
     ("solver", "model"), [("sgd", lambda: nn.Linear(FEATURES, CLASSES).double()), ("nesterov", dropout_model)]
 )
