@@ -5,7 +5,7 @@ import torch
 
 from conftest import make_federation, make_model
 from fairwind import Federation, Settings, Solver, algorithms
-from fairwind.contract import AnyAlgorithm
+from fairwind.contract import AnyAlgorithm, Report
 from fairwind.engine.cohort import Cohort, cross_entropy
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
@@ -83,15 +83,13 @@ def test_one_local_step_makes_adafedadam_adam_on_the_weighted_gradient(
 
 def test_alpha_0_weighs_by_size_alone() -> None:
     """With α = 0 losses do not matter: scaling them leaves every contribution as it was."""
-    report_type = algorithms.adafedadam(alpha=0)
-    from fairwind.contract import Report
-
+    by_size = algorithms.adafedadam(alpha=0)
     one = torch.ones(3, dtype=torch.float64)
     size = torch.tensor([1.0, 5.0, 9.0], dtype=torch.float64)
     report = Report(size, one, one * 0.1, one * 2, one, one, one * 3)
     lagging = report._replace(loss=torch.tensor([9.0, 0.1, 3.0], dtype=torch.float64))
-    assert torch.equal(report_type.client(report).sums.weight, size)
-    assert torch.equal(report_type.client(lagging).coef, report_type.client(report).coef)
+    assert torch.equal(by_size.client(report).sums.weight, size)
+    assert torch.equal(by_size.client(lagging).coef, by_size.client(report).coef)
     fair = algorithms.adafedadam(alpha=2).client(lagging).sums.weight
     torch.testing.assert_close(fair, size * lagging.loss**2)
 
@@ -112,7 +110,5 @@ def test_fedadam_is_torchs_adam_on_the_mean_update() -> None:
         torch.testing.assert_close(x, w.detach())
 
 
-def _sized(size: float):
-    from fairwind.contract import Report
-
+def _sized(size: float) -> Report:
     return Report(*[torch.tensor(size, dtype=torch.float64)] * 7)
