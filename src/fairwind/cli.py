@@ -1,4 +1,4 @@
-"""The command line: compare, resume, report, list."""
+"""The command line: compare, resume, report, data, list."""
 
 import io
 import json
@@ -21,9 +21,11 @@ from safetensors import SafetensorError
 
 from fairwind import __version__, algorithms, setups
 from fairwind.comparison import Recipe, RunDirectory
+from fairwind.data.federation import Federation
 from fairwind.engine.simulation import Engine, Settings, Simulation, Switch
 from fairwind.errors import InputError, first_line, unknown
 from fairwind.files import RESULTS
+from fairwind.setups import Where
 from fairwind.spec import parameters
 
 out = Console(highlight=False)
@@ -56,6 +58,15 @@ class Compare:
     setup: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SETUP")] = "synthetic"
     """Data, model and solver that belong together; parameters follow a colon, as in
     synthetic:classes=5,sizes=li. 'fairwind list' shows all."""
+    data_dir: Path | None = None
+    """Folder with the setup's files. If not given, data that was prepared before is used, or the Hugging Face
+    hub's is downloaded."""
+    glove: Path | None = None
+    """File, or folder, of GloVe's word vectors for sent140 (the data folder is searched if not given)."""
+    cache: Path | None = None
+    """Folder of prepared data (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
+    clients: int | None = None
+    """Number of clients; the same as SETUP:clients=…"""
     algorithms: tuple[str, ...] = algorithms.PAPER
     """Algorithms to compare; parameters follow a colon, as in adafedadam:alpha=2,warmup=0."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -96,17 +107,21 @@ class Compare:
 
     def run(self) -> None:
         recipe = self.recipe()
-        simulation = recipe.build()
-        recipe = replace(recipe, settings=simulation.settings)  # with nothing left open
+        where = Where(self.data_dir, self.glove, self.cache)
+        federation = _load(recipe.setup, where)
+        simulation = recipe.build(federation)
+        # with nothing left open
+        recipe = replace(recipe, settings=simulation.settings, data=federation.origin.get("digest"))
         path = self.out or Path("runs") / f"{self.setup.partition(':')[0]}-{datetime.now():%Y%m%d-%H%M%S}"
-        directory = RunDirectory.create(path, recipe)
+        directory = RunDirectory.create(path, recipe, where)
         with directory.locked():
             directory.write_history(simulation)
             _train(directory, simulation, self.checkpoint_every)
 
     def recipe(self) -> Recipe:
         """What the options amount to."""
-        setup = setups.find(self.setup)
+        spec = setups.with_clients(self.setup, self.clients)
+        setup = setups.find(spec)
         given: dict[str, Any] = {"lr": self.lr, "batch_size": self.batch_size, "epochs": self.epochs}
         given |= {"weight_decay": self.weight_decay, **(SOLVERS[self.solver] if self.solver else {})}
         solver = replace(setup.solver, **{k: v for k, v in given.items() if v is not None})
@@ -121,10 +136,10 @@ class Compare:
             compile=self.compile,
             memory=self.memory,
         )
-        specs = tuple(self._with_alpha(spec) for spec in self.algorithms)
+        specs = tuple(self._with_alpha(algorithm) for algorithm in self.algorithms)
         if self.alpha is not None and specs == self.algorithms:
             raise InputError("--alpha is AdaFedAdam's, and no adafedadam without its own alpha is compared")
-        return Recipe(self.setup, specs, self.seeds, settings)
+        return Recipe(spec, specs, self.seeds, settings)
 
     def _with_alpha(self, spec: str) -> str:
         name, colon, rest = spec.partition(":")
@@ -141,6 +156,8 @@ class Resume:
     """The comparison's directory."""
     checkpoint_every: float = 30
     """Seconds between checkpoints: what a kill may cost."""
+    cache: Path | None = None
+    """Folder of prepared data (the one the comparison began with if not given)."""
 
     def run(self) -> None:
         directory = RunDirectory.open(self.directory)
@@ -149,7 +166,7 @@ class Resume:
             return _show(self.directory)
         for change in directory.changed():
             err.print(f"fairwind: {change}; the last bits of the results may change with it", soft_wrap=True)
-        simulation = directory.recipe.build()
+        simulation = directory.recipe.build(directory.federation(self.cache))
         with directory.locked():
             for refusal in directory.restore(simulation):
                 err.print(f"fairwind: {refusal}; an earlier one is used", soft_wrap=True)
@@ -175,6 +192,36 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Data:
+    """Prepare a setup's data: download or read it, check it, deal it to clients, and keep that in a cache.
+
+    Shows what was made, and draws how labels are spread over the clients. Comparisons do this by themselves
+    where it has not been done.
+    """
+
+    setup: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SETUP")]
+    """The setup; parameters follow a colon, as in cifar10:beta=0.5."""
+    data_dir: Path | None = None
+    """Folder with the data set's files (the Hugging Face hub's are downloaded if not given)."""
+    glove: Path | None = None
+    """File, or folder, of GloVe's word vectors for sent140 (the data folder is searched if not given)."""
+    cache: Path | None = None
+    """Where to keep it (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
+    clients: int | None = None
+    """Number of clients; the same as SETUP:clients=…"""
+
+    def run(self) -> None:
+        from fairwind.report import data_table, write_labels  # charts need a second to load
+
+        spec = setups.with_clients(self.setup, self.clients)
+        entry = setups.entry(spec, Where(self.data_dir, self.glove, self.cache), _say)
+        federation = entry.load()
+        out.print(data_table(spec, federation))
+        for path in (entry.path, *write_labels(entry.path, federation)):
+            out.print(str(path), soft_wrap=True, markup=False)
+
+
+@dataclass(frozen=True)
 class List:
     """Show the setups and the algorithms, with their parameters and where they come from."""
 
@@ -182,8 +229,8 @@ class List:
         described = {}
         for name, s in setups.SETUPS.items():
             local = f"batch size {s.solver.batch_size}, epochs {s.solver.epochs}, lr {s.solver.lr}"
-            text = f"{(s.data.__doc__ or '').rstrip()} {s.rounds} rounds; local SGD, {local}."
-            described[name] = (s.data, text)
+            text = f"{(s.builder.__doc__ or '').rstrip()} {s.rounds} rounds; local SGD, {local}."
+            described[name] = (s.builder, text)
         out.print(_listing("setups", described))
         builders = algorithms.REGISTRY.items()
         documents = {name: (b, _document(b)) for name, b in builders}
@@ -210,6 +257,18 @@ def _value(default: Any) -> str:
     return "none" if default is None else str(default)
 
 
+def _say(text: str) -> None:
+    err.print(text, soft_wrap=True)
+
+
+def _load(spec: str, where: Where) -> Federation:
+    """The data of a setup, with a line on what it is where it comes from files."""
+    federation = setups.federation(spec, where, _say)
+    if federation.origin:
+        _say(f"{federation.name}: {'; '.join(federation.origin.get('notes', []))}")
+    return federation
+
+
 def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: float) -> None:
     """The rounds that are left, with a progress bar; then the results. Ctrl-C saves first."""
     stop = Interrupt()
@@ -226,7 +285,7 @@ def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: fl
     clients = len(simulation.federation)
     taking = simulation.schedule.participants
     some = f"{taking} of {clients}" if taking < clients else str(clients)
-    compiling = " (compiling first: about 15 s)" if settings.compile == "on" and not simulation.done else ""
+    compiling = " (compiling first)" if settings.compile == "on" and not simulation.done else ""
     err.print(
         f"{len(runs)} run{'s' * (len(runs) > 1)} × {some} clients on {settings.device}, into "
         f"{directory.path}{compiling}",
@@ -306,11 +365,12 @@ def _refuse(command: Any, word: str) -> InputError:
     return unknown("option", word, ["--" + name for name in names] + ["--help"])
 
 
-COMMANDS = ("compare", "resume", "report", "list")
+COMMANDS = ("compare", "resume", "report", "data", "list")
 Command = (
     Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[List, tyro.conf.subcommand("list")]
 )
 

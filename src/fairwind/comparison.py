@@ -17,18 +17,16 @@ import torch
 from safetensors.torch import save
 
 from fairwind import __version__, algorithms, setups
+from fairwind.data import store
+from fairwind.data.federation import Federation
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Settings, Simulation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError
-from fairwind.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS, write_atomic, write_json
+from fairwind.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS, lock, write_atomic, write_json
 from fairwind.metrics import METRICS, over_seeds
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
+from fairwind.setups import Where
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +37,16 @@ class Recipe:
     algorithms: tuple[str, ...]
     seeds: tuple[int, ...]
     settings: Settings
+    data: str | None = None
+    """Digest of the data, where it was prepared from files."""
 
-    def build(self) -> Simulation:
+    def build(self, federation: Federation) -> Simulation:
         """The simulation at round 0."""
         for kind, given in (("algorithm", self.algorithms), ("seed", self.seeds)):
             for value in given:
                 if list(given).count(value) > 1:
                     raise InputError(f"{kind} {value!r} is given twice")
-        setup, federation = setups.find(self.setup), setups.data(self.setup)
+        setup = setups.find(self.setup)
         built = [algorithms.build(spec) for spec in self.algorithms]
         named = list(zip(self.labels, built, strict=True))
         runs = [Run(label, algorithm, seed) for label, algorithm in named for seed in self.seeds]
@@ -69,7 +69,7 @@ class Recipe:
             solver["epochs"] = tuple(solver["epochs"])
         settings["solver"] = Solver(**solver)
         named = tuple(content["algorithms"]), tuple(content["seeds"])
-        return cls(content["setup"], *named, Settings(**settings))
+        return cls(content["setup"], *named, Settings(**settings), content["data"])
 
     @property
     def digest(self) -> str:
@@ -81,12 +81,12 @@ class Recipe:
 class RunDirectory:
     """The directory of a comparison: its recipe, checkpoints, history and results."""
 
-    def __init__(self, path: Path, recipe: Recipe, made_with: dict[str, Any]):
-        self.path, self.recipe, self.made_with = path, recipe, made_with
+    def __init__(self, path: Path, recipe: Recipe, where: Where, made_with: dict[str, Any]):
+        self.path, self.recipe, self.where, self.made_with = path, recipe, where, made_with
         self.checkpoints = path / "checkpoints"
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe) -> "RunDirectory":
+    def create(cls, path: Path, recipe: Recipe, where: Where) -> "RunDirectory":
         """A new directory; one that holds anything is left alone."""
         try:
             if (path / RECIPE).exists():
@@ -97,17 +97,20 @@ class RunDirectory:
                 raise InputError(f"{path} is not empty: give another --out, so that nothing is overwritten")
             path.mkdir(parents=True, exist_ok=True)
             made_with = environment(recipe.settings.device)
-            write_json(path / RECIPE, {**recipe.to_json(), "environment": made_with})
+            places = {k: str(v.absolute()) for k, v in where._asdict().items() if v is not None}
+            content = {**recipe.to_json(), "where": places, "environment": made_with}
+            write_json(path / RECIPE, content)
         except OSError as error:
             raise InputError(f"cannot write to {path}: {error.strerror}") from None
-        return cls(path, recipe, made_with)
+        return cls(path, recipe, where, made_with)
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         """The directory of an earlier comparison."""
         try:
             content = json.loads((path / RECIPE).read_bytes())
-            return cls(path, Recipe.from_json(content), content["environment"])
+            where = Where(**{k: Path(v) for k, v in content["where"].items()})
+            return cls(path, Recipe.from_json(content), where, content["environment"])
         except OSError:
             raise InputError(f"{path} holds no run: there is no {RECIPE} in it") from None
         except (ValueError, KeyError, TypeError) as error:
@@ -116,16 +119,9 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other processes from training in this directory."""
-        if fcntl is None:
-            yield
-            return
-        with open(self.path / RECIPE) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(
-                    f"another process is training in {self.path}; wait for it or stop it"
-                ) from None
+        with lock(self.path / RECIPE) as held:
+            if not held:
+                raise InputError(f"another process is training in {self.path}; wait for it or stop it")
             yield
 
     def changed(self) -> list[str]:
@@ -137,6 +133,21 @@ class RunDirectory:
             for k in watched
             if self.made_with.get(k) != now[k]
         ]
+
+    def federation(self, cache: Path | None = None) -> Federation:
+        """The very data that the run began with."""
+        where = self.where if cache is None else self.where._replace(cache=cache)
+        digest = self.recipe.data
+        if digest is None:
+            return setups.federation(self.recipe.setup, Where())
+        entry = store.find(digest, where.cache)
+        if entry is None:
+            cache = where.cache or store.default_cache()
+            raise InputError(
+                f"the data of this run (digest {digest[:12]}…) is not in {cache}: "
+                f"make it again with 'fairwind data {self.recipe.setup}', or name its --cache"
+            )
+        return entry.load()
 
     def restore(self, simulation: Simulation) -> list[str]:
         """Brings a simulation to the newest good checkpoint; returns what was refused on the way."""

@@ -2,8 +2,15 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
 
 RECIPE = "recipe.json"
 HISTORY = "history.jsonl"
@@ -23,5 +30,23 @@ def write_atomic(path: Path, data: bytes) -> Path:
     return path
 
 
-def write_json(path: Path, content: Any) -> Path:
-    return write_atomic(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+def write_json(path: Path, content: Any, *, indent: int | None = 2) -> Path:
+    return write_atomic(path, (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode())
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[bool]:
+    """Whether this process alone holds a file or folder meanwhile; the system lets go of it at a kill."""
+    if fcntl is None:
+        yield True
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except OSError:
+            held = False
+        yield held
+    finally:
+        os.close(descriptor)

@@ -1,25 +1,41 @@
 """A setup: data, model, local solver and rounds that belong together, under one name."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from torch import nn
 
+from fairwind.data import cifar10, femnist, sent140, store
 from fairwind.data.federation import Federation
+from fairwind.data.source import Source
 from fairwind.data.synthetic import synthetic, synthetic_li
 from fairwind.engine.solver import Solver
-from fairwind.errors import unknown
-from fairwind.models import linear
-from fairwind.spec import call
+from fairwind.errors import InputError, unknown
+from fairwind.models import linear, lstm, mlp, vgg11
+from fairwind.spec import arguments, parameters
 
 
 class Setup(NamedTuple):
-    """The parameters of a setup's spec are those of its `data`."""
+    """Where a setup has no source its data is generated; the keyword parameters of either are its spec's."""
 
-    data: Callable[..., Federation]
+    data: Callable[..., Federation] | Source
     model: Callable[[Federation], nn.Module]
     solver: Solver
     rounds: int
+
+    @property
+    def builder(self) -> Callable[..., Any]:
+        """The function that makes the data, whose keyword parameters and citation are the setup's."""
+        return self.data.federate if isinstance(self.data, Source) else self.data
+
+
+class Where(NamedTuple):
+    """Where files of data are found and kept."""
+
+    data_dir: Path | None = None
+    glove: Path | None = None
+    cache: Path | None = None
 
 
 def _linear(federation: Federation) -> nn.Module:
@@ -27,20 +43,61 @@ def _linear(federation: Federation) -> nn.Module:
     return linear(federation.inputs.shape[1], federation.classes)
 
 
+def _lstm(federation: Federation) -> nn.Module:
+    return lstm(len(federation.words), federation.embedding)
+
+
+BATCH_10 = Solver(lr=0.01, batch_size=10, epochs=1)
+
 SETUPS = {
-    "synthetic": Setup(synthetic, _linear, Solver(lr=0.01, batch_size=10, epochs=1), rounds=1000),
-    "synthetic-li": Setup(synthetic_li, _linear, Solver(lr=0.01, batch_size=10, epochs=1), rounds=1000),
+    "femnist": Setup(femnist.SOURCE, lambda _: mlp(784, 128, 62), BATCH_10, rounds=500),
+    "cifar10": Setup(cifar10.SOURCE, lambda _: vgg11(), Solver(lr=0.01, batch_size=32, epochs=2), rounds=200),
+    "sent140": Setup(sent140.SOURCE, _lstm, BATCH_10, rounds=1000),
+    "synthetic": Setup(synthetic, _linear, BATCH_10, rounds=1000),
+    "synthetic-li": Setup(synthetic_li, _linear, BATCH_10, rounds=1000),
 }
 
 
 def find(spec: str) -> Setup:
-    """The setup that a spec such as "synthetic:classes=5,sizes=li" names."""
+    """The setup that a spec such as "cifar10:beta=0.5,clients=8" names."""
     name = spec.partition(":")[0]
     if name not in SETUPS:
         raise unknown("setup", name, SETUPS)
     return SETUPS[name]
 
 
-def data(spec: str) -> Federation:
-    """The data of a spec, by its parameters."""
-    return call("setup", spec, {name: setup.data for name, setup in SETUPS.items()})
+def entry(spec: str, where: Where, say: store.Say) -> store.Entry:
+    """The prepared data of a spec; generated data is stored too."""
+    setup, name = find(spec), spec.partition(":")[0]
+    given = _arguments(spec)
+    if isinstance(setup.data, Source):
+        return store.prepare(
+            name, setup.data, given, data_dir=where.data_dir, glove=where.glove, cache=where.cache, say=say
+        )
+    return store.keep(name, setup.data(**given), given, cache=where.cache)
+
+
+def federation(spec: str, where: Where, say: store.Say = lambda text: None) -> Federation:
+    """The data of a spec: prepared, or generated."""
+    setup = find(spec)
+    if isinstance(setup.data, Source):
+        return entry(spec, where, say).load()
+    for name, value in (("--data-dir", where.data_dir), ("--glove", where.glove)):
+        if value is not None:
+            raise InputError(f"{spec} is generated: it reads no files, so leave {name} out")
+    return setup.data(**_arguments(spec))
+
+
+def with_clients(spec: str, clients: int | None) -> str:
+    """A spec with a number of clients added."""
+    if clients is None:
+        return spec
+    if "clients" not in parameters(find(spec).builder):
+        raise InputError(f"{spec} has no number of clients to choose")
+    if "clients=" in spec:
+        raise InputError(f"the number of clients is given twice: in {spec} and by --clients")
+    return f"{spec}{',' if ':' in spec else ':'}clients={clients}"
+
+
+def _arguments(spec: str) -> dict[str, Any]:
+    return arguments("setup", spec, {name: setup.builder for name, setup in SETUPS.items()})

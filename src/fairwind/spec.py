@@ -13,25 +13,32 @@ T = TypeVar("T")
 
 def call(kind: str, spec: str, registry: Mapping[str, Callable[..., T]]) -> T:
     """Calls the builder a spec names, with the parameters it gives."""
+    given = arguments(kind, spec, registry)
+    return registry[spec.partition(":")[0]](**given)
+
+
+def arguments(kind: str, spec: str, registry: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+    """All parameters of the builder a spec names: those it gives, and defaults."""
     name, _, rest = spec.partition(":")
     if name not in registry:
         raise unknown(kind, name, registry)
     types_of = parameters(registry[name])
-    arguments: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         key, equals, text = item.partition("=")
         if key not in types_of:
             raise unknown(f"parameter of {name}", key, types_of)
         if not equals:
             raise InputError(f"parameter {key!r} of {name} has no value: write {key}=…")
-        arguments[key] = _parse(f"{name}:{key}", text, types_of[key][0])
-    return registry[name](**arguments)
+        given[key] = _parse(f"{name}:{key}", text, types_of[key][0])
+    return {key: default for key, (_, default) in types_of.items()} | given
 
 
 def parameters(builder: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Type and default of each parameter a builder takes."""
+    """Type and default of each keyword parameter a builder takes."""
     hints = typing.get_type_hints(builder)
-    return {p.name: (hints[p.name], p.default) for p in inspect.signature(builder).parameters.values()}
+    given = inspect.signature(builder).parameters.values()
+    return {p.name: (hints[p.name], p.default) for p in given if p.kind is p.KEYWORD_ONLY}
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:

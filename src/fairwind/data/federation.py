@@ -1,9 +1,12 @@
 """A federation: the samples of all clients in one tensor, and which of them are whose."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +26,9 @@ class Federation:
     names: tuple[str, ...]
     name: str = "federation"
     classes: int | None = None  # where targets are class labels
+    words: tuple[str, ...] = ()  # where inputs are token ids: what each stands for
+    embedding: Tensor | None = None  # (len(words), D) their pretrained vectors, if there are any
+    origin: Mapping[str, Any] = field(default_factory=dict)  # source, rule and digest of prepared data
 
     def __post_init__(self) -> None:
         if (self.train < 1).any():
@@ -47,8 +53,6 @@ class Federation:
         """
         if not clients:
             raise InputError("a federation needs at least one client")
-        if not 0 < train <= 1:
-            raise InputError(f"train={train} is out of range: the training share lies in (0, 1]")
         labels = tuple(names) if names is not None else tuple(str(k) for k in range(len(clients)))
         if len(labels) != len(clients):
             raise InputError(f"{len(labels)} names for {len(clients)} clients")
@@ -63,15 +67,104 @@ class Federation:
                         f"client {label!r}: {what} are {kind(value)}, but those of client {labels[0]!r} are "
                         f"{kind(first)}; give all clients the same shape and type"
                     )
-        size = torch.tensor([len(x) for x, _ in parts])
-        start = size.cumsum(0) - size
+        owner = torch.repeat_interleave(torch.tensor([len(x) for x, _ in parts]))
         inputs, targets = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+        return cls.from_owners(
+            inputs, targets, owner, names=labels, train=train, seed=seed, name=name, classes=classes
+        )
+
+    @classmethod
+    def from_owners(
+        cls,
+        inputs: Any,
+        targets: Any,
+        owner: Any,
+        *,
+        names: Sequence[str],
+        train: float = 0.8,
+        seed: int = 0,
+        name: str = "federation",
+        classes: int | None = None,
+    ) -> "Federation":
+        """From all samples together and, for each, the index into `names` of the client it belongs to."""
+        if not 0 < train <= 1:
+            raise InputError(f"train={train} is out of range: the training share lies in (0, 1]")
+        inputs, targets, owner = torch.as_tensor(inputs), torch.as_tensor(targets), torch.as_tensor(owner)
+        size = torch.bincount(owner, minlength=len(names))
         keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
-        order = shuffle(*segments(size), keys).to(inputs.device)
+        within = shuffle(*segments(size), keys)
+        order = torch.argsort(owner, stable=True)[within].to(inputs.device)
         kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
         if classes is None and not targets.is_floating_point():
             classes = int(targets.max()) + 1
-        return cls(inputs[order], targets[order], start, kept, size - kept, labels, name, classes)
+        start = size.cumsum(0) - size
+        parts = inputs[order], targets[order], start, kept, size - kept
+        return cls(*parts, tuple(names), name, classes)
+
+    @classmethod
+    def from_partitioner(
+        cls,
+        partitioner: Any,
+        *,
+        inputs: str = "image",
+        targets: str = "label",
+        train: float = 0.8,
+        seed: int = 0,
+        name: str = "federation",
+        classes: int | None = None,
+    ) -> "Federation":
+        """From a Hugging Face dataset cut by a partitioner of flwr-datasets, whose `dataset` is set.
+
+        `inputs` and `targets` are columns: numbers, lists of one length, or images, which become uint8
+        arrays (height, width, channels).
+        """
+        try:
+            count = partitioner.num_partitions
+            parts = [partitioner.load_partition(k) for k in range(count)]
+        except AttributeError as error:
+            raise InputError(
+                f"{type(partitioner).__name__} cannot be partitioned: {error}; "
+                "give a flwr-datasets partitioner and set its dataset first"
+            ) from None
+        known = getattr(partitioner, "partition_id_to_natural_id", {})
+        names = [str(known.get(k, k)) for k in range(count)]
+        clients = []
+        for label, part in zip(names, parts, strict=True):
+            for column in (inputs, targets):
+                if column not in part.column_names:
+                    raise InputError(
+                        f"the dataset has no column {column!r}; it has {', '.join(part.column_names)}"
+                    )
+            rows = part.select_columns([inputs, targets]).with_format("numpy")[:]
+            for column in (inputs, targets):
+                if rows[column].dtype.kind not in "biuf":
+                    raise InputError(
+                        f"client {label!r}: column {column!r} does not hold numbers or images of one shape; "
+                        "map it to such first"
+                    )
+            clients.append((rows[inputs], rows[targets]))
+        return cls.from_clients(clients, names=names, train=train, seed=seed, name=name, classes=classes)
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        train: float = 0.8,
+        seed: int = 0,
+        name: str | None = None,
+        classes: int | None = None,
+    ) -> "Federation":
+        """From a folder with a file for each client: NAME.npz, NAME.safetensors or NAME.csv.
+
+        The first two hold the arrays `inputs` and `targets`; a CSV file has a header and numbers, and its
+        column `target` is the target.
+        """
+        from fairwind.data.folder import read_clients
+
+        names, clients = read_clients(Path(path))
+        name = name or Path(path).name
+        return cls.from_clients(clients, names=names, train=train, seed=seed, name=name, classes=classes)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -91,7 +184,26 @@ class Federation:
             "smallest": int(self.train.min()),
             "median": float(self.train.double().quantile(0.5)),
             "largest": int(self.train.max()),
+            **self.origin,
         }
+
+    def label_counts(self) -> Tensor:
+        """Samples of each client and class: (K, classes)."""
+        if self.classes is None:
+            raise InputError(f"{self.name} has no class labels to count")
+        owner, _ = segments(self.train + self.test)
+        counts = torch.bincount(owner * self.classes + self.targets.cpu(), minlength=len(self) * self.classes)
+        return counts.view(len(self), self.classes)
+
+    def digest(self) -> str:
+        """SHA-256 of everything that training can see: samples, their order, and whose they are."""
+        seen = hashlib.sha256(repr((self.names, self.classes, self.words)).encode())
+        table = () if self.embedding is None else (self.embedding,)
+        for value in (self.inputs, self.targets, self.start, self.train, self.test, *table):
+            array = value.cpu().contiguous().numpy()
+            seen.update(f"{array.dtype.str}{array.shape}".encode())
+            seen.update(memoryview(array.reshape(-1).view(np.uint8)))
+        return seen.hexdigest()
 
 
 def _check(label: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,7 @@ class Cohort:
         self.sizes = [p.numel() for p in trainable.values()]
         self.dtype = next(iter(trainable.values())).dtype
         self.parameters = sum(self.sizes)  # P
+        self.per_row = self.per_sample = 0  # numbers of a row beside its parameters; see `check`
         self.keys = [n for n, _ in self.training.named_buffers() if n.endswith("dropout_key")]
         # (rows, P) × (rows, B, ...) -> (rows, P): each row's gradient of its mean loss over a batch
         # Rows are independent: the gradient of their sum holds each row's own. With `grad` outside, the
@@ -66,6 +67,20 @@ class Cohort:
         self.training.to(device)
         self.evaluating.to(device)
         return self
+
+    def measure(self, inputs: Tensor) -> int:
+        """How many numbers a batch becomes on its way through the model until the way back, about."""
+        given = [*self.training.parameters(), *self.training.buffers()]
+        shared = {t.untyped_storage().data_ptr() for t in given}
+        kept: dict[int, int] = {}
+
+        def keep(value: Tensor) -> Tensor:
+            kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes() // 4
+            return value
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            outputs: Tensor = self.training(inputs)
+        return inputs.numel() + sum(n for at, n in kept.items() if at not in shared) + outputs.numel()
 
     def flatten(self, model: nn.Module) -> Tensor:
         """A model's trainable parameters as one vector (P,)."""
@@ -152,6 +167,8 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation) -> None:
     key = torch.zeros(2, dtype=torch.int64, device=device)
     mask = torch.ones(2, 1, dtype=torch.bool, device=device)
     try:
+        one, two = cohort.measure(inputs.clone()), cohort.measure(torch.cat([inputs, inputs]))
+        cohort.per_row, cohort.per_sample = 2 * one - two, two - one
         outputs = cohort.outputs(flat[0], inputs, key[0])
         if cohort.loss is cross_entropy:
             _check_labels(federation, outputs.shape[-1])

@@ -9,7 +9,8 @@ from fairwind.counter import segments
 from fairwind.data.federation import Federation
 from fairwind.engine.cohort import Cohort
 
-NUMBERS = 1 << 22  # of inputs × models scored at once, about
+# What samples may become under all models together when they are scored at once, about
+NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
 
 Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client after client
 
@@ -22,7 +23,7 @@ def client_means(
 
     `sizes` (K,) says how many samples each client has, `pick` which; a client with none gets NaN.
     """
-    limit = max(1, NUMBERS // (max(64, federation.inputs[0].numel()) * len(x)))
+    limit = max(16, NUMBERS[x.device.type] // (max(64, cohort.per_sample) * len(x)))
     parts = []
     for clients in chunks(sizes, limit):
         scored = [

@@ -28,7 +28,7 @@ Model = nn.Module | Callable[[], nn.Module]
 Engine = Literal["stacked", "loop"]
 Switch = Literal["auto", "on", "off"]
 
-WORTH_COMPILING = 15_000  # local steps one after another; compiling costs some 15 s and saves 1 ms a step
+WORTH_COMPILING = 15_000  # calls of the step; compiling costs 15 s or more and saves about 1 ms a call
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Settings:
                 raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
 
 
-def resolve(settings: Settings, federation: Federation) -> Settings:
-    """The settings with nothing left to choose, so that a resumed run computes the same."""
+def resolve(settings: Settings) -> Settings:
+    """The settings with device and memory chosen, so that a resumed run computes the same."""
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,18 +78,11 @@ def resolve(settings: Settings, federation: Federation) -> Settings:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {device!r} cannot be used here: {first_line(error)}") from None
-    longest = int(settings.solver.most * (-(-federation.train // settings.solver.batch_size)).max())
-    compile_step = settings.compile
-    if settings.engine == "loop":
-        compile_step = "off"
-    elif compile_step == "auto":
-        long_enough = settings.rounds * longest >= WORTH_COMPILING
-        compile_step = "on" if long_enough and _compiler_found(device) else "off"
     memory = settings.memory
     if memory is None:
         on_gpu = device.startswith("cuda")
         memory = torch.cuda.get_device_properties(device).total_memory / 2**32 if on_gpu else 1 / 32
-    return replace(settings, device=device, compile=compile_step, memory=memory)
+    return replace(settings, device=device, memory=memory)
 
 
 def _compiler_found(device: str) -> bool:
@@ -111,7 +104,7 @@ class Simulation:
         loss: Loss = cross_entropy,
         score: Loss = accuracy,
     ):
-        self.settings = resolve(settings, federation)
+        self.settings = resolve(settings)
         self.runs = list(runs)
         if not self.runs:
             raise InputError("there is nothing to run: name at least one algorithm and one seed")
@@ -148,14 +141,18 @@ class Simulation:
     def _executor(self) -> Executor:
         s = self.settings
         self.schedule = Schedule(self.federation, s.solver, s.participation, s.probe_samples)
-        if self.settings.engine == "loop":
+        if s.engine == "loop":
+            self.settings = replace(s, compile="off")
             return Loop(self.cohort, self.federation, self.schedule, self.runs)
-        assert self.settings.memory is not None
-        budget = int(self.settings.memory * 2**30 / self.x.element_size())
-        compiled = self.settings.compile == "on"
-        return Stacked(
-            self.cohort, self.federation, self.schedule, self.runs, compiled=compiled, budget=budget
-        )
+        assert s.memory is not None
+        budget = int(s.memory * 2**30 / self.x.element_size())
+        stacked = Stacked(self.cohort, self.federation, self.schedule, self.runs, budget=budget)
+        if s.compile == "auto":
+            worth = s.rounds * stacked.calls() >= WORTH_COMPILING and _compiler_found(s.device)
+            self.settings = replace(s, compile="on" if worth else "off")
+        if self.settings.compile == "on":
+            stacked.compile()
+        return stacked
 
     @property
     def done(self) -> bool:

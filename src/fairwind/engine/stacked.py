@@ -35,7 +35,6 @@ class Stacked:
         schedule: Schedule,
         runs: list[Run],
         *,
-        compiled: bool,
         budget: int,
     ):
         """`budget` is how many numbers the rows of a chunk may hold together."""
@@ -52,9 +51,19 @@ class Stacked:
         self.algorithm_of = torch.tensor(index)  # (R,)
         self.train_step = _train_step(cohort, schedule.solver)
         self.probe_step = _probe_step(cohort)
-        if compiled:
-            self.train_step = _compile(self.train_step)
-            self.probe_step = _compile(self.probe_step)
+
+    def compile(self) -> None:
+        """Compiles the steps when they are first taken."""
+        self.train_step = _compile(self.train_step)
+        self.probe_step = _compile(self.probe_step)
+
+    def calls(self) -> int:
+        """How often the step of local training is called in a round, about."""
+        solver, size = self.schedule.solver, self.federation.train
+        steps = solver.most * (-(-size // solver.batch_size))
+        rows = self.schedule.participants * len(self.runs)
+        chunks = rows * self._fixed(solver.batch_size) // self.budget
+        return int(max(steps.max(), chunks * steps.double().mean()))
 
     @torch.no_grad()
     def round(self, x: Tensor, loss0: Tensor, round: int) -> Outcome:
@@ -81,10 +90,16 @@ class Stacked:
 
     def _chunks(self, rows: Tensor, samples: Tensor, batch_size: int) -> list[Tensor]:
         """Rows in chunks within the budget, given how many samples each goes through."""
-        # A row's parameters, received ones, gradient, momentum and a temporary; a batch and what it becomes;
-        # and some dozen int64 numbers for each sample while the order is made.
-        fixed = 5 * self.cohort.parameters + 4 * batch_size * self.federation.inputs[0].numel()
-        return [rows[chunk] for chunk in chunks(fixed + 24 * samples[rows], self.budget)]
+        # Beside what is fixed, some dozen int64 numbers for each sample while the order is made.
+        costs = self._fixed(batch_size) + 24 * samples[rows]
+        return [rows[chunk] for chunk in chunks(costs, self.budget)]
+
+    def _fixed(self, batch_size: int) -> int:
+        """Numbers of a row, whatever its samples."""
+        # Its parameters, received ones, gradient, momentum and a temporary; a batch, what it becomes, and
+        # that again on the way back.
+        cohort = self.cohort
+        return 5 * cohort.parameters + cohort.per_row + 2 * batch_size * cohort.per_sample
 
     def _probe(self, x: Tensor, plan: Plan, run: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and gradient norm of each row at x, as far as its run's algorithm asks for them; else NaN."""

@@ -1,6 +1,7 @@
 """What a comparison found: a table for the terminal, a self-contained page, and the figures as files."""
 
+from fairwind.report.labels import data_table, write_labels
 from fairwind.report.page import write_report
 from fairwind.report.table import summary_table
 
-__all__ = ["summary_table", "write_report"]
+__all__ = ["data_table", "summary_table", "write_labels", "write_report"]

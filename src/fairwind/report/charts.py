@@ -308,10 +308,10 @@ def tested_clients(record: Record) -> NDArray[np.int64]:
 
 def shown_clients(record: Record) -> NDArray[np.int64]:
     """All tested clients, or MAX_CLIENTS of them evenly spaced from the worst-off to the best-off."""
-    return _thin(tested_clients(record), MAX_CLIENTS)
+    return thin(tested_clients(record), MAX_CLIENTS)
 
 
-def _thin(values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def thin(values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """At most `most` of the values, evenly spaced, the first and the last among them."""
     places = np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(np.int64)
     return np.take(values, places)
@@ -324,7 +324,7 @@ def _series(record: Record, label: str, key: str) -> list[Row]:
         if row["algorithm"] == label:
             values.setdefault(row["round"], []).append(row.get(key))
     known = {t: [v for v in seeds if v is not None] for t, seeds in values.items() if None not in seeds}
-    rounds = _thin(np.array(sorted(known), dtype=np.int64), MAX_POINTS)
+    rounds = thin(np.array(sorted(known), dtype=np.int64), MAX_POINTS)
     return [
         {
             "algorithm": display_name(label),

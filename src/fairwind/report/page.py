@@ -41,14 +41,18 @@ def write_report(directory: Path) -> list[Path]:
     specs = figures(record)
     (directory / "figures").mkdir(exist_ok=True)
     written = [write_atomic(directory / "report.html", page(record, specs).encode())]
-    paper = charts.theme(record.labels, "light") | {"background": "white", "padding": 12}
+    paper = charts.theme(record.labels, "light")
     for name, spec in specs.items():
-        sized = spec | {"width": FILE_WIDTH, "config": paper}
-        pdf = vl_convert.vegalite_to_pdf(sized, vl_version=VEGA_LITE)
-        png = vl_convert.vegalite_to_png(sized, vl_version=VEGA_LITE, scale=2)
-        written.append(write_atomic(directory / "figures" / f"{name}.pdf", pdf))
-        written.append(write_atomic(directory / "figures" / f"{name}.png", png))
+        written += write_figure(directory / "figures" / name, spec, paper)
     return written
+
+
+def write_figure(path: Path, spec: Spec, paper: Spec) -> list[Path]:
+    """A chart as path.pdf and path.png."""
+    sized = spec | {"width": FILE_WIDTH, "config": paper | {"background": "white", "padding": 12}}
+    pdf = vl_convert.vegalite_to_pdf(sized, vl_version=VEGA_LITE)
+    png = vl_convert.vegalite_to_png(sized, vl_version=VEGA_LITE, scale=2)
+    return [write_atomic(path.with_suffix(".pdf"), pdf), write_atomic(path.with_suffix(".png"), png)]
 
 
 def figures(record: Record) -> dict[str, Spec]:
@@ -60,8 +64,12 @@ def figures(record: Record) -> dict[str, Spec]:
         "certainty": charts.certainty(record),
         "clients": charts.clients(record),
     }
-    specs = {name: chart.to_dict() for name, chart in drawn.items() if chart is not None}
-    return {name: {k: v for k, v in spec.items() if k != "config"} for name, spec in specs.items()}
+    return {name: plain_spec(chart) for name, chart in drawn.items() if chart is not None}
+
+
+def plain_spec(chart: alt.Chart | alt.LayerChart) -> Spec:
+    """A chart's spec without the colours that Altair puts in."""
+    return {k: v for k, v in chart.to_dict().items() if k != "config"}
 
 
 def page(record: Record, specs: dict[str, Spec]) -> str:
@@ -70,16 +78,49 @@ def page(record: Record, specs: dict[str, Spec]) -> str:
     themes = {mode: charts.theme(record.labels, mode) for mode in ("light", "dark")}
     names = [display_name(label) for label in record.labels]
     subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
-    return Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(
-        title=escape(f"{subject} on {results['setup']}"),
-        finding=_text(finding(results)),
+    how = (
+        "<section><h2>How this was run</h2><p>Enough to run it again.</p>"
+        '<div class="columns">'
+        f"<div><h3>Settings</h3>{_pairs(_flat(results['config']))}</div>"
+        f"<div><h3>Environment</h3>{_pairs(results['environment'].items())}</div>"
+        f"<div><h3>Time</h3>{_pairs(_timing(results['timing']))}</div>"
+        "</div></section>"
+    )
+    summary = f"<section><h2>Summary</h2>{_summary(results)}</section>"
+    return frame(
+        kind="Fairwind report",
+        title=f"{subject} on {results['setup']}",
+        finding=finding(results),
         facts=_facts(results),
-        notes=f'<p class="note">{"<br>".join(map(_text, found))}</p>' if (found := notes(results)) else "",
-        summary=_summary(results),
-        sections="\n".join(_sections(record, specs)),
-        settings=_pairs(_flat(results["config"])),
-        environment=_pairs(results["environment"].items()),
-        timing=_pairs(_timing(results["timing"])),
+        notes=notes(results),
+        body="\n".join([summary, *_sections(record, specs), how]),
+        specs=specs,
+        themes=themes,
+    )
+
+
+def frame(
+    *,
+    kind: str,
+    title: str,
+    finding: str,
+    facts: dict[str, str],
+    notes: list[str],
+    body: str,
+    specs: dict[str, Spec],
+    themes: dict[str, Spec],
+) -> str:
+    """A self-contained page: `body` is HTML, in which an element named like a spec shows its chart."""
+    pairs = "".join(
+        f"<div><dt>{_text(key)}</dt><dd>{_text(value)}</dd></div>" for key, value in facts.items()
+    )
+    return Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(
+        kind=_text(kind),
+        title=escape(title),
+        finding=_text(finding),
+        facts=pairs,
+        notes=f'<p class="note">{"<br>".join(map(_text, notes))}</p>' if notes else "",
+        body=body,
         specs=_script(specs),
         themes=_script(themes),
         bundle=_bundle(),
@@ -124,9 +165,9 @@ def finding(results: Results) -> str:
     )
 
 
-def _facts(results: Results) -> str:
+def _facts(results: Results) -> dict[str, str]:
     federation, seeds = results["federation"], seed_count(results)
-    facts = {
+    return {
         "federation": federation["name"],
         "clients": f"{federation['clients']:,}",
         "samples": f"{federation['train_samples']:,} to train, {federation['test_samples']:,} to test",
@@ -136,7 +177,6 @@ def _facts(results: Results) -> str:
         "runs": f"{count(len(results['summary']), 'algorithm')} × {count(seeds, 'seed')}",
         "rounds": f"{max(run['rounds'] for run in results['runs']):,}",
     }
-    return "".join(f"<div><dt>{_text(key)}</dt><dd>{_text(value)}</dd></div>" for key, value in facts.items())
 
 
 def _summary(results: Results) -> str:
@@ -179,11 +219,11 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
     if evaluated > charts.MAX_POINTS:
         band += f" Of {evaluated:,} evaluated rounds {charts.MAX_POINTS} are drawn, evenly spaced."
     hint = " Point at a round for its values; click a name to single it out." if several else ""
-    yield _section("Over the rounds", band + hint, ["average", "worst30"])
+    yield section("Over the rounds", band + hint, ["average", "worst30"])
 
     untested = record.accuracy.shape[1] - len(charts.tested_clients(record))
     pooled = f"the clients of all {record.seeds} seeds together" if record.seeds > 1 else "all clients"
-    yield _section(
+    yield section(
         "How clients are spread",
         f"Where the accuracies of clients lie after the last round, {pooled}, smoothed with a kernel "
         f"{charts.SMOOTHING:g} points wide. The further right and the narrower, the better and the fairer."
@@ -191,7 +231,7 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
         ["distribution"],
     )
     if "certainty" in specs:
-        yield _section(
+        yield section(
             "Certainty",
             "AdaFedAdam’s C is 1 plus the logarithm of how far local training went, in gradient steps. "
             f"The server’s step and memory scale with it; at C = 1 a round is one step of Adam. {band}",
@@ -203,7 +243,7 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
         if shown < tested
         else ""
     )
-    yield _section(
+    yield section(
         "Client by client",
         "Each column is a client, in the order of its accuracy"
         + (" averaged over the algorithms" if several else "")
@@ -213,7 +253,7 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
     )
 
 
-def _section(heading: str, words: str, names: list[str]) -> str:
+def section(heading: str, words: str, names: list[str]) -> str:
     plots = "".join(f'<div class="chart" id="{name}"></div>' for name in names)
     return (
         f'<section><h2>{_text(heading)}</h2><p>{_text(words)}</p><div class="charts">{plots}</div></section>'

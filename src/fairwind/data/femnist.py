@@ -1,0 +1,100 @@
+"""FEMNIST: handwritten digits and letters, a client for each writer.
+
+Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from fairwind.data.federation import Federation
+from fairwind.data.partition import by_key
+from fairwind.data.source import (
+    LEAF,
+    PARQUET,
+    Layout,
+    Like,
+    Notes,
+    Pixels,
+    Samples,
+    Source,
+    distinct,
+    images,
+    leaf,
+)
+from fairwind.errors import InputError
+
+LIKE = Like("L", (28, 28), 62)
+RULE = (
+    "a client for each writer, in the order of their names; of a writer's equal images with equal label one "
+    "is kept; pixels inverted, so that ink is 255; 8:2 split by seed"
+)
+
+
+def _parquet(files: list[Path]) -> Samples:
+    return images(files, "image", "character", "writer_id", LIKE)
+
+
+def _leaf(files: list[Path]) -> Samples:
+    pixels: list[Pixels] = []
+    labels: list[int] = []
+    owners: list[str] = []
+    for file in files:
+        for user, x, y in leaf(file):
+            for i, (values, label) in enumerate(zip(x, y, strict=True)):
+                pixels.append(_picture(f"{file}, user {user!r}, sample {i}", values, label))
+            labels += y
+            owners += [user] * len(y)
+    return Samples(np.stack(pixels), np.array(labels, dtype=np.int64), owners)
+
+
+def _picture(where: str, values: object, label: object) -> Pixels:
+    try:
+        grey = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{where}: x does not hold numbers") from None
+    if grey.size != 784:
+        raise InputError(f"{where}: the image has {grey.size} pixels, not 28×28")
+    if not ((grey >= 0) & (grey <= 1)).all():
+        raise InputError(f"{where}: pixels lie outside 0 to 1")
+    return LIKE.check(where, np.rint(grey * 255).astype(np.uint8).reshape(28, 28), label)
+
+
+def femnist(samples: Samples, *, clients: int | None = None, seed: int = 0) -> tuple[Federation, Notes]:
+    """FEMNIST by writer, 28×28 pixels, 62 classes; `clients` takes the first so many writers by name.
+
+    Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018.
+    """
+    assert isinstance(samples.inputs, np.ndarray)
+    keep = distinct(samples)
+    notes = [f"{len(samples.labels) - len(keep):,} repeated images of a writer left out"]
+    owner, names = by_key([samples.owners[i] for i in keep])
+    if clients is not None:
+        if not 1 <= clients <= len(names):
+            raise InputError(f"clients={clients}, but the data has {len(names)} writers")
+        notes.append(f"the first {clients:,} of {len(names):,} writers by name")
+        keep, owner, names = keep[owner < clients], owner[owner < clients], names[:clients]
+    federation = Federation.from_owners(
+        255 - samples.inputs[keep],
+        samples.labels[keep],
+        owner,
+        names=names,
+        seed=seed,
+        name="FEMNIST by writer",
+        classes=62,
+    )
+    return federation, notes
+
+
+SOURCE = Source(
+    repository="flwrlabs/femnist",
+    revision="main",
+    files="data/*.parquet",
+    layouts=(
+        Layout("the hub's parquet files", PARQUET, _parquet),
+        *(Layout("LEAF's JSON files", patterns, _leaf) for patterns in LEAF),
+    ),
+    published=817_851,
+    rule=RULE,
+    federate=femnist,
+)

@@ -1,0 +1,69 @@
+"""Partitions: which client each sample belongs to."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairwind.errors import InputError, in_range, positive
+
+Indices = NDArray[np.int64]
+
+DRAWS = 10_000  # tries to give every client enough, before giving up
+
+
+# flwr-datasets' NaturalIdPartitioner forms the same clients (tests/test_partition.py), but takes only a
+# Hugging Face dataset, brings matplotlib and seaborn, and holds rich back; this is one call.
+def by_key(keys: Sequence[str]) -> tuple[Indices, list[str]]:
+    """One client for each key, in the order of their names: each sample's client, and the names."""
+    names, owner = np.unique(np.asarray(keys, dtype=str), return_inverse=True)
+    return owner.astype(np.int64), names.tolist()
+
+
+# flwr-datasets' DirichletPartitioner bounds a client's samples, not its share of the classes, gives up after
+# ten draws, and draws from a stream that NumPy may change.
+def dirichlet(labels: Indices, clients: int, beta: float, seed: int) -> Indices:
+    """Class by class, shares drawn from Dir(β, …, β) over the clients: each sample's client.
+
+    Redrawn until each client's shares of the classes sum to at least 1/(10·K), as in the authors' code
+    (where a comment speaks of 1/(10·K) of all data, which is ten times as much).
+    """
+    in_range(1, len(labels) + 1, clients=clients)
+    positive(beta=beta)
+    in_range(0, 2**32, seed=seed)
+    draw = np.random.RandomState(seed)  # a stream that stays the same for all time
+    classes = np.unique(labels)
+    for _ in range(DRAWS):
+        shares = draw.dirichlet([beta] * clients, len(classes))
+        if shares.sum(0).min() >= 1 / (10 * clients):
+            owner = _deal(draw, labels, classes, shares)
+            if np.bincount(owner, minlength=clients).all():
+                return owner
+    raise InputError(
+        f"beta={beta:g} with {clients} clients left some client almost empty in {DRAWS} draws; "
+        "take a larger beta or fewer clients"
+    )
+
+
+# flwr-datasets' IidPartitioner cuts the data set as it lies, by no seed.
+def iid(labels: Indices, clients: int, seed: int) -> Indices:
+    """Every class dealt out evenly: each sample's client."""
+    in_range(1, len(labels) + 1, clients=clients)
+    in_range(0, 2**32, seed=seed)
+    classes = np.unique(labels)
+    shares = np.full((len(classes), clients), 1 / clients)
+    return _deal(np.random.RandomState(seed), labels, classes, shares)
+
+
+def _deal(
+    draw: np.random.RandomState, labels: Indices, classes: Indices, shares: NDArray[np.float64]
+) -> Indices:
+    """Every sample to some client: each class shuffled, then cut by the clients' shares of it."""
+    owner = np.empty(len(labels), dtype=np.int64)
+    for c, share in zip(classes, shares, strict=True):
+        members = np.flatnonzero(labels == c)
+        draw.shuffle(members)
+        ends = np.floor(share.cumsum() * len(members) + 1e-9).astype(np.int64)
+        ends[-1] = len(members)
+        owner[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
+    return owner

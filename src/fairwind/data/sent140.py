@@ -1,0 +1,249 @@
+"""Sentiment140: tweets that are negative or positive, a client for each user.
+
+Go, Bhayani, Huang: Twitter Sentiment Classification using Distant Supervision. 2009.
+"""
+
+import bz2
+import csv
+import gzip
+import hashlib
+import html
+import lzma
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fairwind.data.federation import Federation
+from fairwind.data.partition import by_key
+from fairwind.data.source import LEAF, PARQUET, Layout, Notes, Samples, Source, distinct, leaf, parquet
+from fairwind.errors import InputError, first_line, whole
+
+PADDING, UNKNOWN = "<padding>", "<unknown>"  # words 0 and 1
+VOCABULARY = 10_000  # words kept where no vectors are given
+RULE = (
+    "neutral tweets and repeated ones of a user left out; lower case, links and @names removed, n't and 's "
+    "cut off, punctuation kept; first tokens of a tweet, padded with 0, unknown words 1; vocabulary: the "
+    "tweets' words that have vectors, or the 10,000 most frequent; by user: those with at least so many "
+    "tweets that their number comes nearest `clients`; by group: users dealt to clients by a hash of "
+    "their names; 8:2 split by seed"
+)
+SENTIMENT = {0: 0, 2: None, 4: 1}  # of the original files; 2 is neutral
+OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+
+WORD = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|m|re|ve|ll|d)\b|\w+|[^\w\s]")
+DROPPED = re.compile(r"https?://\S+|www\.\S+|@\w+")
+
+
+def _parquet(files: list[Path]) -> Samples:
+    texts: list[str] = []
+    labels: list[int] = []
+    owners: list[str] = []
+    for file in files:
+        for first, rows in parquet(file, ("text", "user", "sentiment")):
+            each = zip(rows["text"], rows["user"], rows["sentiment"], strict=True)
+            for i, (text, user, sentiment) in enumerate(each):
+                label = _label(f"{file}, row {first + i}", sentiment)
+                _add(f"{file}, row {first + i}", text, label, user, texts, labels, owners)
+    return Samples(texts, np.array(labels, dtype=np.int64), owners)
+
+
+def _csv(files: list[Path]) -> Samples:
+    texts: list[str] = []
+    labels: list[int] = []
+    owners: list[str] = []
+    for file in files:
+        if file.name.startswith("testdata"):  # the 498 tweets labelled by hand, a set of their own
+            continue
+        try:
+            with _open(file) as lines:
+                for row in (rows := csv.reader(lines)):
+                    where = f"{file}, line {rows.line_num}"
+                    if len(row) != 6:
+                        raise InputError(
+                            f"{where}: {len(row)} columns, not target, id, date, flag, user, text"
+                        )
+                    sentiment = int(row[0]) if row[0].isdecimal() else row[0]
+                    _add(where, row[5], _label(where, sentiment), row[4], texts, labels, owners)
+        except (OSError, EOFError, lzma.LZMAError, csv.Error) as error:
+            raise InputError(f"{file} cannot be read: {first_line(error)}") from None
+    return Samples(texts, np.array(labels, dtype=np.int64), owners)
+
+
+def _open(file: Path) -> TextIO:
+    lines: TextIO = OPEN.get(file.suffix, open)(file, "rt", encoding="latin-1", newline="")
+    return lines
+
+
+def _leaf(files: list[Path]) -> Samples:
+    texts: list[str] = []
+    labels: list[int] = []
+    owners: list[str] = []
+    for file in files:
+        for user, x, y in leaf(file):
+            for i, (row, label) in enumerate(zip(x, y, strict=True)):
+                where = f"{file}, user {user!r}, sample {i}"
+                if not isinstance(row, list) or len(row) < 5:
+                    raise InputError(f"{where}: x is not id, date, query, user, text")
+                if label not in (0, 1):
+                    raise InputError(f"{where}: label {label!r} is not 0 or 1")
+                _add(where, row[4], label, user, texts, labels, owners)
+    return Samples(texts, np.array(labels, dtype=np.int64), owners)
+
+
+def _label(where: str, sentiment: Any) -> int | None:
+    if sentiment not in SENTIMENT:
+        raise InputError(f"{where}: sentiment {sentiment!r} is not 0 (negative), 2 (neutral) or 4 (positive)")
+    return SENTIMENT[sentiment]
+
+
+def _add(
+    where: str,
+    text: Any,
+    label: int | None,
+    user: Any,
+    texts: list[str],
+    labels: list[int],
+    owners: list[str],
+) -> None:
+    """Adds a tweet, unless it is neutral."""
+    if not isinstance(text, str) or not isinstance(user, str) or not user:
+        raise InputError(f"{where}: the tweet has no text or no user")
+    if label is not None:
+        texts.append(text)
+        labels.append(label)
+        owners.append(user)
+
+
+def sent140(
+    samples: Samples,
+    vectors: Path | None = None,
+    *,
+    clients: int = 697,
+    by: Literal["user", "group"] = "user",
+    tokens: int = 25,
+    seed: int = 0,
+) -> tuple[Federation, Notes]:
+    """Sentiment140 by user: those with so many tweets that about `clients` remain; or by groups of users.
+
+    Go, Bhayani, Huang: Twitter Sentiment Classification using Distant Supervision. 2009.
+    """
+    whole(1, clients=clients, tokens=tokens)
+    assert isinstance(samples.inputs, list)
+    keep = distinct(samples)
+    notes = [f"{len(samples.labels) - len(keep):,} repeated tweets of a user left out"]
+    users = [samples.owners[i] for i in keep]
+    if by == "user":
+        least, chosen = _least(Counter(users), clients)
+        here = [k for k, user in enumerate(users) if user in chosen]
+        keep, owners = keep[here], [users[k] for k in here]
+        notes.append(f"{len(chosen):,} users have at least {least} tweets, which is nearest {clients:,}")
+    else:
+        owners = [_group(user, clients) for user in users]
+        notes.append(
+            f"users dealt into {clients:,} groups by a hash of their names: not the paper's partition"
+        )
+    owner, names = by_key(owners)
+    texts = [tokenize(samples.inputs[i]) for i in keep]
+    words, table = _glove(vectors, {w for t in texts for w in t}) if vectors else (_frequent(texts), None)
+    if table is None:
+        notes.append("no word vectors given: random ones, trained with the model")
+    else:
+        notes.append(f"{len(words) - 2:,} words have vectors")
+    index = {word: i for i, word in enumerate(words)}
+    ids = np.zeros((len(texts), tokens), dtype=np.int32)
+    for i, text in enumerate(texts):
+        cut = text[:tokens]
+        ids[i, : len(cut)] = [index.get(word, 1) for word in cut]
+    federation = Federation.from_owners(
+        ids,
+        samples.labels[keep],
+        owner,
+        names=names,
+        seed=seed,
+        name=f"Sentiment140 by {by}",
+        classes=2,
+    )
+    vectors_of = None if table is None else torch.from_numpy(table)
+    return replace(federation, words=tuple(words), embedding=vectors_of), notes
+
+
+def tokenize(text: str) -> list[str]:
+    """The words and marks of a tweet, cut as GloVe's vocabulary has them."""
+    return WORD.findall(DROPPED.sub(" ", html.unescape(text)).lower())
+
+
+def _least(tweets: Counter[str], clients: int) -> tuple[int, set[str]]:
+    """The least number of tweets, from 2 on, that leaves the number of users nearest to the one asked for."""
+    counts = np.array(list(tweets.values()))
+    if counts.max() < 2:
+        raise InputError("no user has two tweets: take sent140:by=group, or the whole data set")
+    candidates = range(2, int(counts.max()) + 1)
+    least = min(candidates, key=lambda k: (abs(int((counts >= k).sum()) - clients), k))
+    return least, {user for user, count in tweets.items() if count >= least}
+
+
+def _group(user: str, groups: int) -> str:
+    number = int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "big") % groups
+    return f"group {number:0{len(str(groups - 1))}d}"
+
+
+def _frequent(texts: list[list[str]]) -> list[str]:
+    """The most frequent words, equally frequent ones by the alphabet."""
+    counts = Counter(word for text in texts for word in text)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return [PADDING, UNKNOWN, *ranked[:VOCABULARY]]
+
+
+def _glove(file: Path, wanted: set[str]) -> tuple[list[str], NDArray[np.float32]]:
+    """The wanted words that have vectors, in the file's order, and these; padding and unknown have zeros."""
+    words, rows, width = [PADDING, UNKNOWN], [], 0
+    try:
+        with open(file, encoding="utf-8", newline="\n") as lines:
+            for number, line in enumerate(lines, 1):
+                found, width = line.count(" "), width or line.count(" ")
+                if found != width or not width:
+                    raise InputError(
+                        f"{file}, line {number}: {found} numbers after the word, not {width or 100}"
+                    )
+                word, _, values = line.rstrip("\n").partition(" ")
+                if word in wanted:
+                    wanted.discard(word)  # a repeated word keeps its first vector
+                    words.append(word)
+                    rows.append(_vector(f"{file}, line {number}", values))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text: {error.reason}") from None
+    if not rows:
+        raise InputError(f"{file} has vectors for none of the tweets' words")
+    return words, np.stack([np.zeros(width, np.float32)] * 2 + rows)
+
+
+def _vector(where: str, values: str) -> NDArray[np.float32]:
+    try:
+        vector = np.array(values.split(" "), dtype=np.float32)
+    except ValueError:
+        raise InputError(f"{where}: not a word and numbers") from None
+    if not np.isfinite(vector).all():
+        raise InputError(f"{where}: the vector is not finite")
+    return vector
+
+
+SOURCE = Source(
+    repository="stanfordnlp/sentiment140",
+    revision="refs/convert/parquet",  # the hub's own conversion: the repository itself is a script
+    files="**/train/*.parquet",
+    layouts=(
+        Layout("the hub's parquet files", PARQUET, _parquet),
+        *(Layout("LEAF's JSON files", patterns, _leaf) for patterns in LEAF),
+        Layout("the original CSV", ("**/*.csv", *(f"**/*.csv{ending}" for ending in OPEN)), _csv),
+    ),
+    rule=RULE,
+    federate=sent140,
+    published=1_600_000,
+    vectors=True,
+)

@@ -1,0 +1,247 @@
+"""Where a data set comes from: the hub, or a folder that holds its files in one of several layouts."""
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairwind.data.federation import Federation
+from fairwind.errors import InputError, first_line
+
+Pixels = NDArray[np.uint8]
+Notes = list[str]  # what a reader or a rule did that its user should know
+
+PARQUET = ("**/train*.parquet", "**/train/*.parquet")
+# LEAF's output before its own split; or its two halves, which are put together; or what there is.
+LEAF = (("**/all_data*.json",), ("**/train/*.json", "**/test/*.json"), ("*.json",))
+
+
+class Samples(NamedTuple):
+    """All samples of a data set, before they are partitioned."""
+
+    inputs: Pixels | list[str]
+    labels: NDArray[np.int64]
+    owners: list[str]  # writer or user of each sample, where that is known
+
+
+class Layout(NamedTuple):
+    """One way in which a folder may hold a data set."""
+
+    name: str
+    patterns: tuple[str, ...]  # of its files in the folder
+    read: Callable[[list[Path]], Samples]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set's home on the hub, the layouts it is read from, and how it becomes a federation."""
+
+    repository: str
+    revision: str
+    files: str  # pattern of the hub's files
+    layouts: tuple[Layout, ...]
+    rule: str  # in words; a change of it makes prepared data anew
+    federate: Callable[..., tuple[Federation, Notes]]  # its keyword parameters are those of the setup's spec
+    published: int  # samples of the whole data set
+    vectors: bool = False  # whether words have pretrained vectors
+
+    def locate(self, folder: Path, vectors: Path | None = None) -> "Found":
+        """The first layout that the folder holds, and a file of word vectors."""
+        if not folder.is_dir():
+            raise InputError(f"data folder {folder} does not exist, or is not a folder")
+        if vectors is not None and not self.vectors:
+            raise InputError("word vectors (--glove) are for text; this setup has none")
+        table = find_vectors(vectors or folder, asked=vectors is not None) if self.vectors else None
+        for layout in self.layouts:
+            files = sorted({f for p in layout.patterns for f in folder.glob(p) if f.is_file()} - {table})
+            if files:
+                return Found(folder, layout, tuple(files), table)
+        known = "; ".join(f"{each.name} ({', '.join(each.patterns)})" for each in self.layouts)
+        raise InputError(f"data folder {folder} holds none of: {known}")
+
+    def download(self) -> Path:
+        """The folder that the hub's files were downloaded to."""
+        try:
+            from huggingface_hub import snapshot_download
+            from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        except ImportError as error:
+            raise needs_extra(error) from None
+        try:
+            folder = snapshot_download(
+                self.repository, repo_type="dataset", revision=self.revision, allow_patterns=[self.files]
+            )
+        except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+            raise InputError(
+                f"{self.repository} cannot be downloaded from the Hugging Face hub ({first_line(error)}); "
+                "try again, or give a folder that holds the files with --data-dir"
+            ) from None
+        return Path(folder)
+
+
+class Found(NamedTuple):
+    """A data set's files in a folder."""
+
+    folder: Path
+    layout: Layout
+    files: tuple[Path, ...]
+    vectors: Path | None
+
+    def read(self) -> Samples:
+        return self.layout.read(list(self.files))
+
+    def fingerprint(self) -> list[dict[str, Any]]:
+        """Name, size and digest of every file."""
+        each = [*self.files, *([self.vectors] if self.vectors else [])]
+        return [
+            {"file": f.name, "bytes": f.stat().st_size, "sha256": _sha256(f), "layout": self.layout.name}
+            | ({"layout": "word vectors"} if f == self.vectors else {})
+            for f in each
+        ]
+
+
+def find_vectors(path: Path, *, asked: bool) -> Path | None:
+    """The file of word vectors: the path itself, or the one in a folder."""
+    if path.is_file():
+        return path
+    found = sorted(path.rglob("glove*.txt"))
+    if len(found) > 1:
+        raise InputError(f"{path} holds several files of word vectors; name one with --glove: {found[0]}, …")
+    if not found and asked:
+        raise InputError(f"{path} is no file, and no folder that holds a glove*.txt")
+    return found[0] if found else None
+
+
+def needs_extra(error: ImportError) -> InputError:
+    """What to say where a package of the extra is missing."""
+    return InputError(
+        f"reading this data set needs {error.name}: install it with pip install 'fairwind[data]'"
+    )
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def distinct(samples: Samples) -> NDArray[np.int64]:
+    """Samples less those that repeat an earlier one of the same owner with the same label."""
+    seen: set[bytes] = set()
+    keep = []
+    owners = samples.owners or [""] * len(samples.labels)
+    for i, (owner, label) in enumerate(zip(owners, samples.labels.tolist(), strict=True)):
+        key = hashlib.blake2b(f"{owner}\0{label}\0".encode(), digest_size=16)
+        content = samples.inputs[i]
+        key.update(content.encode() if isinstance(content, str) else content.tobytes())
+        if key.digest() not in seen:
+            seen.add(key.digest())
+            keep.append(i)
+    return np.array(keep, dtype=np.int64)
+
+
+# ---- parquet, as the hub stores it ----
+
+
+def parquet(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+    """The rows of a parquet file, some thousand at a time, with the number of the first."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise needs_extra(error) from None
+    row = 0
+    try:
+        with pq.ParquetFile(file) as content:
+            present = content.schema_arrow.names
+            for column in columns:
+                if column not in present:
+                    raise InputError(f"{file} has no column {column!r}; it has {', '.join(present)}")
+            for batch in content.iter_batches(4096, columns=list(columns)):
+                yield row, batch.to_pydict()
+                row += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"{file}, after row {row}, is damaged or no parquet ({first_line(error)}); download it again"
+        ) from None
+
+
+def images(files: list[Path], image: str, label: str, owner: str | None, like: "Like") -> Samples:
+    """Images, labels and owners from the hub's parquet files, in which images are encoded files."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise needs_extra(error) from None
+    pixels: list[Pixels] = []
+    labels: list[int] = []
+    owners: list[str] = []
+    for file in files:
+        for first, rows in parquet(file, (image, label, *([owner] if owner else []))):
+            for i, (cell, value) in enumerate(zip(rows[image], rows[label], strict=True)):
+                where = f"{file}, row {first + i}"
+                try:
+                    with Image.open(io.BytesIO(cell["bytes"])) as opened:
+                        picture = np.asarray(opened.convert(like.mode))
+                except (OSError, TypeError, KeyError, ValueError, SyntaxError) as error:
+                    raise InputError(f"{where}: no readable image ({first_line(error)})") from None
+                pixels.append(like.check(where, picture, value))
+            labels += rows[label]
+            if owner:
+                owners += [_owner(f"{file}, row {first + i}", o) for i, o in enumerate(rows[owner])]
+    return Samples(np.stack(pixels), np.array(labels, dtype=np.int64), owners)
+
+
+class Like(NamedTuple):
+    """What the images of a data set look like."""
+
+    mode: str  # Pillow's
+    shape: tuple[int, ...]
+    classes: int
+
+    def check(self, where: str, picture: Pixels, label: Any) -> Pixels:
+        if picture.shape != self.shape:
+            size, wanted = ("×".join(map(str, s)) for s in (picture.shape, self.shape))
+            raise InputError(f"{where}: the image is {size}, not {wanted}")
+        check_label(where, label, self.classes)
+        return picture
+
+
+def check_label(where: str, label: Any, classes: int) -> None:
+    if not isinstance(label, int) or not 0 <= label < classes:
+        raise InputError(f"{where}: label {label!r} is not one of 0 to {classes - 1}")
+
+
+def _owner(where: str, owner: Any) -> str:
+    if not isinstance(owner, str) or not owner:
+        raise InputError(f"{where}: {owner!r} names no owner")
+    return owner
+
+
+# ---- LEAF's JSON ----
+
+
+def leaf(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Users with their x and y from one of LEAF's JSON files."""
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{file} is no JSON: {first_line(error)}") from None
+    for key in ("users", "num_samples", "user_data"):
+        if not isinstance(content, dict) or key not in content:
+            raise InputError(f"{file} has no {key!r}: it is not LEAF's layout")
+    users, counts, data = content["users"], content["num_samples"], content["user_data"]
+    if len(users) != len(counts):
+        raise InputError(f"{file} lists {len(users)} users, but {len(counts)} num_samples")
+    for row, (user, count) in enumerate(zip(users, counts, strict=True)):
+        where = f"{file}, user {row} ({user!r})"
+        try:
+            x, y = data[user]["x"], data[user]["y"]
+        except (KeyError, TypeError):
+            raise InputError(f"{where}: user_data has no x and y of this user") from None
+        if not len(x) == len(y) == count:
+            raise InputError(f"{where}: num_samples says {count}, but there are {len(x)} x and {len(y)} y")
+        yield user, x, y

@@ -1,0 +1,229 @@
+"""Prepared federations: read and partitioned once, then loaded from a cache folder in a moment."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fairwind.data.federation import Federation
+from fairwind.data.source import Source
+from fairwind.errors import InputError, first_line
+from fairwind.files import lock, write_json
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+PARTIAL = ".partial-"
+# A set up to a GiB is one shard, mapped into memory and never copied. A larger one is put together from
+# shards a quarter of that size, so that a shard and the whole never take much more than the whole.
+WHOLE, SHARD = 1 << 30, 1 << 28
+
+Say = Callable[[str], None]
+
+
+class Entry(NamedTuple):
+    """A prepared federation in the cache."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    def load(self) -> Federation:
+        """The federation, its samples mapped into memory, checked against the manifest's digest."""
+        m = self.manifest
+        try:
+            federation = _load(self.path, m)
+        except (OSError, KeyError, SafetensorError, RuntimeError) as error:
+            raise self._damaged(first_line(error)) from None
+        if federation.digest() != m["digest"]:
+            raise self._damaged("its digest is not the manifest's")
+        return federation
+
+    def _damaged(self, why: str) -> InputError:
+        return InputError(
+            f"prepared data in {self.path} is damaged ({why}); delete that folder and prepare it again"
+        )
+
+
+def default_cache() -> Path:
+    """Where prepared data goes unless told otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairwind"
+
+
+def prepare(
+    name: str,
+    source: Source,
+    parameters: dict[str, Any],
+    *,
+    data_dir: Path | None = None,
+    glove: Path | None = None,
+    cache: Path | None = None,
+    say: Say = lambda text: None,
+) -> Entry:
+    """The prepared data of a setup: from the cache if it is there, else made.
+
+    Without `data_dir`, the newest entry of these parameters is taken wherever it came from, and the hub is
+    asked only if there is none. With it, an entry made from other files is not taken.
+    """
+    cache = cache or default_cache()
+    rule = {"format": FORMAT, "setup": name, "parameters": parameters, "rule": source.rule}
+    if data_dir is None and glove is None:
+        ready = [e for e in entries(cache) if all(e.manifest.get(k) == v for k, v in rule.items())]
+        if ready:
+            return ready[-1]
+    if data_dir is None:
+        say(f"{name} is not prepared in {cache}: downloading {source.repository} from the Hugging Face hub")
+    found = source.locate(data_dir or source.download(), glove)
+    files = found.fingerprint()
+    key = hashlib.sha256(json.dumps([rule, files], sort_keys=True).encode()).hexdigest()[:12]
+    path = cache / f"{name}-{key}"
+    if (path / MANIFEST).exists():
+        return _read_manifest(path)
+    several = "s" * (len(files) > 1)
+    say(f"preparing {name} from {len(files)} file{several} of {found.folder} ({found.layout.name})")
+    samples = found.read()
+    vectors = [found.vectors] if source.vectors else []
+    federation, notes = source.federate(samples, *vectors, **parameters)
+    if len(samples.labels) < source.published:
+        notes.insert(0, f"a subset: {len(samples.labels):,} of the {source.published:,} published samples")
+    return save(path, federation, rule | {"source": files, "notes": notes})
+
+
+def keep(
+    name: str, federation: Federation, parameters: dict[str, Any], *, cache: Path | None = None
+) -> Entry:
+    """A generated federation as an entry, for other programs to read."""
+    digest = federation.digest()
+    known = {"format": FORMAT, "setup": name, "parameters": parameters, "source": [], "notes": ["generated"]}
+    path = (cache or default_cache()) / f"{name}-{digest[:12]}"
+    return _read_manifest(path) if (path / MANIFEST).exists() else save(path, federation, known)
+
+
+def save(path: Path, federation: Federation, known: dict[str, Any]) -> Entry:
+    """Writes an entry, whole or not at all."""
+    cache = path.parent
+    manifest = known | {
+        "name": federation.name,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "digest": federation.digest(),
+        "classes": federation.classes,
+        "words": list(federation.words),
+        "clients": [
+            [name, train, test]
+            for name, train, test in zip(
+                federation.names, federation.train.tolist(), federation.test.tolist(), strict=True
+            )
+        ],
+    }
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _partial(cache) as partial:
+            manifest["shards"] = _write_shards(partial, federation)
+            write_json(partial / MANIFEST, manifest, indent=None)
+            if not (path / MANIFEST).exists():  # else another process was faster
+                shutil.rmtree(path, ignore_errors=True)
+                os.rename(partial, path)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to the cache {cache}: {error.strerror}; name another with --cache"
+        ) from None
+    return _read_manifest(path)
+
+
+def entries(cache: Path) -> list[Entry]:
+    """What the cache holds, oldest first; what cannot be read is passed over."""
+    found = []
+    for path in cache.glob(f"*/{MANIFEST}"):
+        if not path.parent.name.startswith(PARTIAL):
+            try:
+                found.append(_read_manifest(path.parent))
+            except InputError:
+                continue
+    return sorted(found, key=lambda entry: str(entry.manifest["made"]))
+
+
+def find(digest: str, cache: Path | None = None) -> Entry | None:
+    """The entry whose data has this digest."""
+    return next((e for e in entries(cache or default_cache()) if e.manifest["digest"] == digest), None)
+
+
+def _read_manifest(path: Path) -> Entry:
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        assert {"made", "digest", "clients", "shards"} <= set(manifest)
+    except (OSError, ValueError, AssertionError, TypeError):
+        raise InputError(f"{path / MANIFEST} is no manifest; delete {path} and prepare it again") from None
+    return Entry(path, manifest)
+
+
+@contextmanager
+def _partial(cache: Path) -> Iterator[Path]:
+    """A folder to write into, gone at the end unless renamed; those that a kill left behind go first."""
+    for left in cache.glob(f"{PARTIAL}*"):
+        with lock(left) as mine:
+            if mine:
+                shutil.rmtree(left, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=cache))
+    try:
+        with lock(path):
+            path.chmod(0o755)
+            yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_shards(path: Path, federation: Federation) -> list[str]:
+    """The samples in shards of consecutive rows; the first holds what else there is."""
+    rows = len(federation.inputs)
+    size = federation.inputs.nbytes
+    count = 1 if size <= WHOLE else -(-size // SHARD)
+    names = [f"samples-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    for i, name in enumerate(names):
+        part = slice(i * rows // count, (i + 1) * rows // count)
+        tensors = {
+            "inputs": federation.inputs[part].contiguous(),
+            "targets": federation.targets[part].contiguous(),
+        }
+        if i == 0 and federation.embedding is not None:
+            tensors["embedding"] = federation.embedding.contiguous()
+        save_file(tensors, path / name)
+    return names
+
+
+def _load(path: Path, m: dict[str, Any]) -> Federation:
+    train, test = (torch.tensor([row[i] for row in m["clients"]]) for i in (1, 2))
+    tensors = load_file(path / m["shards"][0])  # mapped, not read
+    if len(m["shards"]) > 1:
+        for name in ("inputs", "targets"):
+            part = tensors[name]
+            tensors[name] = torch.empty((int((train + test).sum()), *part.shape[1:]), dtype=part.dtype)
+        at = 0
+        for shard in m["shards"]:
+            rows = load_file(path / shard)
+            end = at + len(rows["targets"])
+            for name in ("inputs", "targets"):
+                tensors[name][at:end] = rows[name]
+            at = end
+    federation = Federation(
+        tensors["inputs"],
+        tensors["targets"],
+        (train + test).cumsum(0) - train - test,
+        train,
+        test,
+        tuple(row[0] for row in m["clients"]),
+        m["name"],
+        m["classes"],
+        tuple(m["words"]),
+        tensors.get("embedding"),
+    )
+    known = {"digest": m["digest"], "rule": m.get("rule"), "source": m.get("source"), "notes": m.get("notes")}
+    return replace(federation, origin={k: v for k, v in known.items() if v})

@@ -1,0 +1,28 @@
+"""Models of dense layers, and the layer that reads pixels."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Pixels(nn.Module):
+    """Bytes 0 to 255 as numbers 0 to 1; other inputs as they are."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(1 / 255), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.is_floating_point() else x * self.scale
+
+
+def linear(features: int, classes: int) -> nn.Module:
+    """Multinomial logistic regression."""
+    return nn.Linear(features, classes)
+
+
+def mlp(features: int = 784, hidden: int = 128, classes: int = 62) -> nn.Module:
+    """One hidden layer of ReLUs, over numbers or pixels."""
+    layers = nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    return nn.Sequential(Pixels(), nn.Flatten(), *layers)
