@@ -43,7 +43,8 @@ def parameters(builder: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
 
 def _parse(name: str, text: str, kind: Any) -> Any:
     """A value of the annotated type, read from text."""
-    choices = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    joined = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    choices = typing.get_args(kind) if joined else (kind,)
     for choice in choices:
         if choice is types.NoneType and text.lower() == "none":
             return None
@@ -58,7 +59,6 @@ def _parse(name: str, text: str, kind: Any) -> Any:
                 return choice(text)
             except ValueError:
                 continue
-    names = [getattr(c, "__name__", str(c)) for c in choices]
-    literals = [v for c in choices if typing.get_origin(c) is typing.Literal for v in typing.get_args(c)]
-    wanted = " or ".join(literals or names).replace("NoneType", "none")
+    named = [typing.get_args(c) or (getattr(c, "__name__", str(c)),) for c in choices]
+    wanted = " or ".join(name for names in named for name in names).replace("NoneType", "none")
     raise InputError(f"{name}={text!r} is not {wanted}")

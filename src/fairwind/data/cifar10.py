@@ -32,6 +32,14 @@ RULE = (
 )
 
 
+ARRAYS = {
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),  # bytes pickled anew by Python 3
+}
+
+
 def _parquet(files: list[Path]) -> Samples:
     read = images(files, "img", "label", None, LIKE)
     assert isinstance(read.inputs, np.ndarray)
@@ -63,11 +71,7 @@ class _Arrays(pickle.Unpickler):
     """Reads arrays, and runs nothing else that a file might ask for."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy") and name in (
-            "_reconstruct",
-            "ndarray",
-            "dtype",
-        ):
+        if (module.replace("numpy.core", "numpy._core"), name) in ARRAYS:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 

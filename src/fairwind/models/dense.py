@@ -7,14 +7,14 @@ from torch import Tensor, nn
 class Pixels(nn.Module):
     """Bytes 0 to 255 as numbers 0 to 1; other inputs as they are."""
 
-    scale: Tensor
+    white: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("scale", torch.tensor(1 / 255), persistent=False)
+        self.register_buffer("white", torch.tensor(255.0), persistent=False)  # of the model's own type
 
     def forward(self, x: Tensor) -> Tensor:
-        return x if x.is_floating_point() else x * self.scale
+        return x if x.is_floating_point() else x / self.white
 
 
 def linear(features: int, classes: int) -> nn.Module:

@@ -1,0 +1,208 @@
+"""The models against PyTorch's own layers: the same weights give the same outputs and gradients."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from conftest import DEVICE
+from fairwind import Federation, algorithms, compare, models, setups, simulate
+from fairwind.engine.cohort import Cohort
+from fairwind.engine.solver import Solver
+
+CLOSE = {"rtol": 1e-6, "atol": 1e-8}  # of float64
+
+
+def gradients(outputs: Tensor, module: nn.Module) -> list[Tensor]:
+    weights = [p for p in module.parameters() if p.requires_grad]
+    return list(torch.autograd.grad(outputs.square().sum(), weights))
+
+
+def pixels(n: int, *shape: int) -> Tensor:
+    g = torch.Generator().manual_seed(n)
+    return torch.randint(0, 256, (n, *shape), generator=g, dtype=torch.uint8)
+
+
+def plain_vgg11() -> nn.Module:
+    """VGG11 as it is written with PyTorch's layers."""
+    layers: list[nn.Module] = []
+    inputs = 3
+    for width in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"):
+        if isinstance(width, int):
+            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
+            inputs = width
+        else:
+            layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+
+
+def test_vgg11_is_pytorchs() -> None:
+    ours, theirs = models.vgg11().double(), plain_vgg11().double()
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        if p.ndim == 1:  # biases start near zero; make them count
+            nn.init.normal_(p, std=0.1)
+            q.data.copy_(p.data)
+    x = pixels(3, 3, 32, 32)
+    a, b = ours(x), theirs(x.double() / 255)
+    torch.testing.assert_close(a, b, **CLOSE)
+    torch.testing.assert_close(gradients(a, ours), gradients(b, theirs), **CLOSE)
+
+
+def test_a_convolution_is_pytorchs_at_any_size() -> None:
+    ours = models.Convolution(2, 5).double()
+    theirs = nn.Conv2d(2, 5, 3, padding=1).double()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(4, 2, 7, 6, dtype=torch.float64)
+    a = ours(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    torch.testing.assert_close(a, theirs(x), **CLOSE)
+    torch.testing.assert_close(gradients(a, ours), gradients(theirs(x), theirs), **CLOSE)
+
+
+def test_initial_weights_are_those_of_pytorchs_layers() -> None:
+    torch.manual_seed(0)
+    ours = models.vgg11()
+    torch.manual_seed(0)
+    theirs = plain_vgg11()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(p, q)
+    torch.manual_seed(0)
+    layer = models.LSTM(3, 4)
+    torch.manual_seed(0)
+    plain = nn.LSTM(3, 4)
+    for name, p in plain.named_parameters():
+        assert torch.equal(p, layer.get_parameter(name)), name
+
+
+class PlainText(nn.Module):
+    """The text model with PyTorch's LSTM, which skips padding by packing."""
+
+    def __init__(self, embedding: nn.Embedding):
+        super().__init__()
+        self.embedding = embedding
+        self.lstm = nn.LSTM(embedding.embedding_dim, 100, num_layers=2, batch_first=True)
+        self.dense = nn.Linear(100, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        lengths = (ids != 0).sum(1)
+        packed = pack_padded_sequence(self.embedding(ids), lengths, batch_first=True, enforce_sorted=False)
+        _, (last, _) = self.lstm(packed)
+        out: Tensor = self.dense(last[-1])
+        return out
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_lstm_is_pytorchs(frozen: bool) -> None:
+    vectors = torch.randn(30, 100, dtype=torch.float64)
+    ours = (models.lstm(vectors=vectors) if frozen else models.lstm(30)).double()
+    theirs = PlainText(nn.Embedding(30, 100).double().requires_grad_(not frozen)).double()
+    theirs.embedding.weight.data.copy_(ours.embedding.weight.data)
+    theirs.dense.load_state_dict(ours.dense.state_dict())
+    for k, layer in enumerate(ours.layers):
+        for name, p in layer.named_parameters():
+            theirs.lstm.get_parameter(name.replace("l0", f"l{k}")).data.copy_(p.data)
+    g = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 30, (6, 25), generator=g)
+    for row, length in enumerate((25, 1, 7, 24, 13, 2)):
+        ids[row, length:] = 0
+    a, b = ours(ids), theirs(ids)
+    torch.testing.assert_close(a, b, **CLOSE)
+    torch.testing.assert_close(gradients(a, ours), gradients(b, theirs), **CLOSE)
+
+
+def test_padding_is_not_read() -> None:
+    model = models.lstm(10).double()
+    ids = torch.tensor([[3, 4, 0, 0]])
+    short = model(ids[:, :2])
+    torch.testing.assert_close(model(ids), short)
+    model.embedding.weight.data[0] += 100
+    torch.testing.assert_close(model(ids), short)
+    nothing = model(torch.zeros(1, 4, dtype=torch.int64))  # a tweet of nothing but names and links
+    torch.testing.assert_close(nothing, model.dense.bias[None])
+
+
+def test_the_mlp_is_pytorchs() -> None:
+    ours = models.mlp().double()
+    theirs = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 62)).double()
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
+    x = pixels(5, 28, 28)
+    a, b = ours(x), theirs(x.double().flatten(1) / 255)
+    torch.testing.assert_close(a, b, **CLOSE)
+    torch.testing.assert_close(gradients(a, ours), gradients(b, theirs), **CLOSE)
+
+
+SMALL = {
+    "mlp": (lambda: models.mlp(36, 8, 5), lambda n: pixels(n, 6, 6), 5),
+    "vgg11": (lambda: models.vgg11(4), lambda n: pixels(n, 3, 32, 32), 4),
+    "lstm": (
+        lambda: models.lstm(vectors=torch.linspace(-1, 1, 60, dtype=torch.float64).view(20, 3), hidden=6),
+        lambda n: torch.randint(0, 20, (n, 5), generator=torch.Generator().manual_seed(n), dtype=torch.int32),
+        2,
+    ),
+    "lstm, trained vectors": (
+        lambda: models.lstm(20, width=3, hidden=6),
+        lambda n: torch.randint(0, 20, (n, 5), generator=torch.Generator().manual_seed(n), dtype=torch.int32),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_stacked_clients_train_as_if_alone(name: str) -> None:
+    """Every model, on bytes or token ids: the stacked engine gives the plain loop's weights."""
+    build, draw, classes = SMALL[name]
+    clients = [(draw(n), torch.arange(n) % classes) for n in (3, 9, 5)]
+    federation = Federation.from_clients(clients, classes=classes)
+    runs = {"mean": algorithms.fedavg(), "fair": algorithms.adafedadam()}
+    given = {"rounds": 2, "solver": Solver(lr=0.05, batch_size=4), "device": DEVICE, "compile": "off"}
+    results = {
+        engine: compare(lambda: build().double(), federation, runs, engine=engine, **given)
+        for engine in ("stacked", "loop")
+    }
+    for a, b in zip(results["stacked"], results["loop"], strict=True):
+        torch.testing.assert_close(a.state_dict, b.state_dict, rtol=1e-9, atol=1e-11)
+
+
+def test_frozen_vectors_are_shared_and_stay() -> None:
+    vectors = torch.randn(1000, 100)
+    model = models.lstm(vectors=vectors)
+    assert model.embedding.weight.data_ptr() == vectors.data_ptr()
+    cohort = Cohort(model)
+    assert (
+        cohort.parameters
+        == sum(p.numel() for p in model.parameters() if p.requires_grad)
+        < vectors.numel() * 2
+    )
+    assert "embedding.weight" not in cohort.names
+    ids = torch.randint(0, 1000, (12, 25))
+    federation = Federation.from_clients([(ids, torch.arange(12) % 2)])
+    result = simulate(model, federation, algorithms.fedavg(), rounds=1, device=DEVICE)
+    assert torch.equal(result.state_dict["embedding.weight"], vectors)
+
+
+def test_rows_are_counted_by_what_samples_become() -> None:
+    """VGG11's activations, not its inputs, decide how many clients train at once."""
+    cohort = Cohort(models.vgg11())
+    x = pixels(2, 3, 32, 32)
+    one, two = cohort.measure(x[:1].clone()), cohort.measure(x)
+    windows = sum(
+        9 * c * s * s for c, s in ((3, 32), (64, 16), (128, 8), (256, 8), (256, 4), (512, 4), (512, 2))
+    )
+    assert windows < two - one < 3 * windows
+
+
+def test_the_setups_have_the_papers_models() -> None:
+    images = Federation.from_clients([(pixels(5, 28, 28), torch.arange(5))], classes=62)
+    sizes = {
+        name: sum(p.numel() for p in setups.SETUPS[name].model(images).parameters())
+        for name in ("femnist", "cifar10")
+    }
+    assert sizes == {"femnist": 784 * 128 + 128 + 128 * 62 + 62, "cifar10": 9_225_610}
+    assert [setups.SETUPS[n].rounds for n in ("femnist", "cifar10", "sent140", "synthetic")] == [
+        500,
+        200,
+        1000,
+        1000,
+    ]
+    solver = setups.SETUPS["cifar10"].solver
+    assert (solver.lr, solver.batch_size, solver.epochs) == (0.01, 32, 2)

@@ -1,0 +1,455 @@
+"""Reading data sets: every layout gives the same samples, and a bad file is named with its row."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import layouts
+from fairwind import Federation, setups
+from fairwind.data.sent140 import tokenize
+from fairwind.setups import Where
+
+
+def read(spec: str, folder: Path, cache: Path, glove: Path | None = None) -> Federation:
+    return setups.federation(spec, Where(folder, glove, cache))
+
+
+def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fairwind", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "200"} | environment,
+    )
+
+
+def refused(*words: object, **environment: str) -> str:
+    """What a command says that must fail: one line, exit code 2."""
+    done = run(*words, **environment)
+    said = [line for line in done.stderr.splitlines() if not line.startswith(("preparing", "femnist is not"))]
+    assert done.returncode == 2, done.stderr
+    assert len(said) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return said[0]
+
+
+# ---- layouts ----
+
+
+def test_femnist_reads_the_hubs_files_and_leafs_as_one(tmp_path: Path) -> None:
+    hub = read("femnist", layouts.femnist_parquet(tmp_path / "hub"), tmp_path / "a")
+    leaf = read("femnist", layouts.femnist_leaf(tmp_path / "leaf"), tmp_path / "b")
+    assert hub.digest() == leaf.digest()
+    assert hub.names == ("f0001_41", "f0002_07", "f0003_10")
+    assert (hub.train + hub.test).tolist() == [7, 5, 12]  # each writer's repeated image is gone
+    writer, pixels, label = layouts.characters(layouts.WRITERS)[0]
+    mine = slice(int(hub.start[2]), int(hub.start[2]) + 12)
+    at = [i for i, x in enumerate(hub.inputs[mine]) if np.array_equal(255 - x.numpy(), pixels)]  # ink is 255
+    assert writer == "f0003_10"
+    assert hub.targets[mine][at].tolist() == [label]
+
+
+def test_femnist_takes_the_first_writers_by_name(tmp_path: Path) -> None:
+    folder = layouts.femnist_parquet(tmp_path / "hub")
+    assert read("femnist:clients=2", folder, tmp_path).names == ("f0001_41", "f0002_07")
+
+
+def test_batches_pickled_anew_by_python_3_are_read(tmp_path: Path) -> None:
+    old, new = layouts.cifar_batches(tmp_path / "old"), layouts.cifar_batches(tmp_path / "new")
+    for file in new.rglob("data_batch_*"):
+        batch = pickle.loads(file.read_bytes(), encoding="bytes")
+        file.write_bytes(pickle.dumps(batch, protocol=2))
+    specs = [read("cifar10:clients=3,beta=1", f, tmp_path / f.name / "cache") for f in (old, new)]
+    assert specs[0].digest() == specs[1].digest()
+
+
+def test_cifar10_reads_the_hubs_files_and_the_python_batches_as_one(tmp_path: Path) -> None:
+    hub = read("cifar10:clients=3,beta=1", layouts.cifar_parquet(tmp_path / "hub"), tmp_path / "a")
+    batches = read("cifar10:clients=3,beta=1", layouts.cifar_batches(tmp_path / "py"), tmp_path / "b")
+    assert hub.digest() == batches.digest()
+    assert hub.inputs.shape == (60, 3, 32, 32)
+    x, y = layouts.pictures()
+    found = {
+        row.numpy().tobytes(): label for row, label in zip(hub.inputs, hub.targets.tolist(), strict=True)
+    }
+    assert found == {row.tobytes(): label for row, label in zip(x, y, strict=True)}
+
+
+def test_sent140_reads_csv_parquet_and_leaf_as_one(tmp_path: Path) -> None:
+    folders = layouts.sent140_csv(tmp_path / "c"), layouts.sent140_parquet(tmp_path / "p")
+    csv, parquet = (read("sent140:clients=3", f, tmp_path / f.name / "cache") for f in folders)
+    assert csv.digest() == parquet.digest()
+    leaf = read("sent140:clients=3", layouts.sent140_leaf(tmp_path / "l"), tmp_path / "l" / "cache")
+    assert contents(leaf) == contents(csv)  # LEAF's test and train files are put together in another order
+    assert csv.names == ("ann", "bob", "cy")  # at least two tweets, without the neutral and the repeated one
+    assert (csv.train + csv.test).tolist() == [3, 2, 4]
+    assert csv.embedding is None
+
+
+def contents(federation: Federation) -> list[tuple[str, list[int], int]]:
+    owner = [
+        name
+        for name, n in zip(federation.names, federation.train + federation.test, strict=True)
+        for _ in range(n)
+    ]
+    return sorted(zip(owner, federation.inputs.tolist(), federation.targets.tolist(), strict=True))
+
+
+def test_compressed_csv_is_read(tmp_path: Path) -> None:
+    import lzma
+
+    folder = layouts.sent140_csv(tmp_path / "c")
+    packed = tmp_path / "x" / "sample.csv.xz"
+    packed.parent.mkdir()
+    packed.write_bytes(lzma.compress((folder / "training.1600000.processed.noemoticon.csv").read_bytes()))
+    plain = read("sent140:clients=3", folder, tmp_path / "1")
+    assert read("sent140:clients=3", packed.parent, tmp_path / "2").digest() == plain.digest()
+
+
+def test_tweets_become_the_ids_of_their_words_and_no_others(tmp_path: Path) -> None:
+    folder, vectors = layouts.sent140_csv(tmp_path / "c"), layouts.glove(tmp_path / "g")
+    federation = read("sent140:clients=3,tokens=4", folder, tmp_path, vectors)
+    assert federation.words == ("<padding>", "<unknown>", "love", "great", "sad", "n't", "day", ",", "it")
+    assert federation.embedding is not None
+    assert federation.embedding[3].tolist() == [2.0, 0.5, -2.0]
+    assert federation.embedding[:2].abs().sum() == 0
+    texts = {
+        " ".join(federation.words[i] for i in row if i) for row in federation.inputs.tolist()
+    }  # "rain, rain, rain" is cut after four; "I" has no vector
+    assert "<unknown> , <unknown> ," in texts
+    assert "<unknown> <unknown> n't <unknown>" in texts
+    assert "it <unknown> great <unknown>" in texts
+    assert federation.inputs.dtype == torch.int32
+
+
+def test_tokens_are_as_glove_cuts_them() -> None:
+    assert tokenize("I don't LIKE it's &quot;rain&quot;... @Bob http://t.co/aB?c=1 :)") == [
+        *("i", "do", "n't", "like", "it", "'s"),
+        *('"', "rain", '"', ".", ".", ".", ":", ")"),
+    ]
+    assert tokenize("@ann") == []
+    assert tokenize("cannot wouldn't n't can't") == ["cannot", "would", "n't", "n't", "ca", "n't"]
+
+
+def test_users_are_kept_whole_in_groups(tmp_path: Path) -> None:
+    federation = read("sent140:by=group,clients=2", layouts.sent140_csv(tmp_path / "c"), tmp_path / "k")
+    assert len(federation) <= 2
+    assert int((federation.train + federation.test).sum()) == 10
+
+
+@pytest.mark.parametrize(("asked", "users"), [(4, 3), (1, 1), (2, 2), (3, 3)])
+def test_the_least_number_of_tweets_comes_nearest_the_users_asked_for(
+    tmp_path: Path, asked: int, users: int
+) -> None:
+    federation = read(f"sent140:clients={asked}", layouts.sent140_csv(tmp_path / "c"), tmp_path / "k")
+    assert len(federation) == users  # ann 3, bob 2, cy 4 tweets; dee's one leaves none to test
+
+
+def test_data_is_the_same_on_every_machine(tmp_path: Path) -> None:
+    made = {
+        "femnist": read("femnist", layouts.femnist_parquet(tmp_path / "f"), tmp_path),
+        "dirichlet": read("cifar10:clients=4,beta=0.3", layouts.cifar_parquet(tmp_path / "c"), tmp_path),
+        "iid": read("cifar10:clients=4,beta=iid,seed=1", tmp_path / "c", tmp_path),
+        "user": read(
+            "sent140:clients=3", layouts.sent140_csv(tmp_path / "s"), tmp_path, layouts.glove(tmp_path / "g")
+        ),
+        "group": read("sent140:by=group,clients=2", tmp_path / "s", tmp_path),
+    }
+    assert {name: federation.digest()[:16] for name, federation in made.items()} == PINNED
+
+
+PINNED = {
+    "femnist": "a3cca5876d92f004",
+    "dirichlet": "d9a3670f50de5a4c",
+    "iid": "decce5bb467e4cc0",
+    "user": "cbd931ec82b0a349",
+    "group": "5660dd8ec93b0cb3",
+}
+
+
+# ---- bad files, by command ----
+
+
+def truncated(folder: Path) -> Path:
+    layouts.femnist_parquet(folder)
+    file = folder / "data" / "train-00001-of-00002.parquet"
+    file.write_bytes(file.read_bytes()[:-700])
+    return folder
+
+
+def damaged(folder: Path) -> Path:
+    layouts.femnist_parquet(folder)
+    file = folder / "data" / "train-00000-of-00002.parquet"
+    content = bytearray(file.read_bytes())
+    content[400:4000] = bytes(3600)
+    file.write_bytes(content)
+    return folder
+
+
+def column_missing(folder: Path) -> Path:
+    layouts.femnist_parquet(folder)
+    file = folder / "data" / "train-00000-of-00002.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["writer_id"]), file)
+    return folder
+
+
+def no_image(folder: Path) -> Path:
+    layouts.cifar_parquet(folder)
+    file = folder / "plain_text" / "train-00000-of-00001.parquet"
+    table = pq.read_table(file)
+    cells = table["img"].to_pylist()
+    cells[5]["bytes"] = b"GIF89a, or so it says"
+    pq.write_table(table.set_column(0, "img", pa.array(cells, layouts.IMAGE)), file)
+    return folder
+
+
+def other_size(folder: Path) -> Path:
+    rows = layouts.characters(layouts.WRITERS)
+    rows[3] = ("f0003_10", np.zeros((20, 28), np.uint8), 1)
+    return layouts.femnist_parquet(folder, rows)
+
+
+def wrong_label(folder: Path) -> Path:
+    rows = layouts.characters(layouts.WRITERS)
+    rows[20] = (*rows[20][:2], 62)
+    return layouts.femnist_parquet(folder, rows)
+
+
+def no_writer(folder: Path) -> Path:
+    rows = layouts.characters(layouts.WRITERS)
+    rows[2] = (None, *rows[2][1:])
+    return layouts.femnist_parquet(folder, rows)
+
+
+def counts_disagree(folder: Path) -> Path:
+    x = [[0.0] * 784] * 3
+    layouts.leaf(folder / "all_data_0.json", {"w0": (x, [1, 2, 3]), "w1": (x, [1, 2, 3])}, counts=[3, 4])
+    return folder
+
+
+def pixels_out_of_range(folder: Path) -> Path:
+    x = [[0.0] * 784, [0.5] * 783 + [255.0]]
+    return layouts.leaf(folder / "all_data_0.json", {"w0": (x, [1, 2])})
+
+
+def too_few_pixels(folder: Path) -> Path:
+    return layouts.leaf(folder / "all_data_0.json", {"w0": ([[0.0] * 100], [1])})
+
+
+def not_leaf(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "all_data_0.json").write_text('{"users": ["a"]}')
+    return folder
+
+
+def batch_of_code(folder: Path) -> Path:
+    layouts.cifar_batches(folder)
+    (folder / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+    return folder
+
+
+def batch_label(folder: Path) -> Path:
+    x, y = layouts.pictures(12)
+    y[4] = 10
+    layouts.cifar_batches(folder)
+    (folder / "cifar-10-batches-py" / "data_batch_2").write_bytes(layouts.python2_batch(x, y))
+    return folder
+
+
+def csv_columns(folder: Path) -> Path:
+    layouts.sent140_csv(folder)
+    with open(folder / "training.1600000.processed.noemoticon.csv", "a") as file:
+        file.write('"4","1","date","user","text"\n')
+    return folder
+
+
+def csv_label(folder: Path) -> Path:
+    return layouts.sent140_csv(folder, [*layouts.TWEETS[:5], (3, "ann", "hm")])
+
+
+def empty(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+BAD = {
+    truncated: ("femnist", "train-00001-of-00002.parquet", "is damaged or no parquet"),
+    damaged: ("femnist", "train-00000-of-00002.parquet, "),
+    column_missing: (
+        "femnist",
+        "train-00000-of-00002.parquet has no column 'writer_id'; it has image, hsf_id",
+    ),
+    no_image: ("cifar10", "train-00000-of-00001.parquet, row 5: no readable image"),
+    other_size: ("femnist", "train-00000-of-00002.parquet, row 3: the image is 20×28, not 28×28"),
+    wrong_label: ("femnist", "train-00001-of-00002.parquet, row 7: label 62 is not one of 0 to 61"),
+    no_writer: ("femnist", "train-00000-of-00002.parquet, row 2: None names no owner"),
+    counts_disagree: (
+        "femnist",
+        "all_data_0.json, user 1 ('w1'): num_samples says 4, but there are 3 x and 3 y",
+    ),
+    pixels_out_of_range: ("femnist", "all_data_0.json, user 'w0', sample 1: pixels lie outside 0 to 1"),
+    too_few_pixels: ("femnist", "user 'w0', sample 0: the image has 100 pixels, not 28×28"),
+    not_leaf: ("femnist", "all_data_0.json has no 'num_samples': it is not LEAF's layout"),
+    batch_of_code: (
+        "cifar10",
+        "data_batch_3 is no batch of CIFAR-10's python version: it asks for os.system",
+    ),
+    batch_label: ("cifar10", "data_batch_2, row 4: label 10 is not one of 0 to 9"),
+    csv_columns: ("sent140", "noemoticon.csv, line 13: 5 columns"),
+    csv_label: ("sent140", "noemoticon.csv, line 6: sentiment 3 is not 0 (negative)"),
+    empty: ("femnist", "holds none of: the hub's parquet files"),
+}
+
+
+@pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
+def test_a_bad_file_is_one_line_that_names_it_and_leaves_no_entry(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    spec, *expected = BAD[make]
+    message = refused("data", spec, "--data-dir", make(tmp_path / "in"), "--cache", tmp_path / "cache")
+    for part in expected:
+        assert part in message
+    assert not list((tmp_path / "cache").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["love 1 2 3", "sad 1 2"], "line 2: 2 numbers after the word, not 3"),
+        (["love 1 2 3", "unseen 1 2 3 4"], "line 2: 4 numbers after the word, not 3"),
+        (["love 1 2 x"], "line 1: not a word and numbers"),
+        (["love 1 2 nan"], "line 1: the vector is not finite"),
+        (["other 1 2 3"], "has vectors for none of the tweets' words"),
+    ],
+)
+def test_a_bad_file_of_vectors_is_named_with_its_line(
+    tmp_path: Path, lines: list[str], expected: str
+) -> None:
+    folder = layouts.glove(layouts.sent140_csv(tmp_path / "in"), lines)
+    message = refused("data", "sent140", "--data-dir", folder, "--cache", tmp_path / "cache")
+    assert "glove.6B.3d.txt" in message
+    assert expected in message
+    assert not list((tmp_path / "cache").glob("*"))
+
+
+def test_words_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    femnist = layouts.femnist_parquet(tmp_path / "f")
+    data = ("data", "femnist", "--cache", tmp_path / "cache", "--data-dir")
+    assert "does not exist" in refused(*data, tmp_path / "nowhere")
+    assert "--glove" in refused(*data, femnist, "--glove", layouts.glove(tmp_path / "g"))
+    assert "clients=9, but the data has 3 writers" in refused(*data, femnist, "--clients", 9)
+    assert "reads no files" in refused("compare", "synthetic", "--data-dir", femnist)
+    assert "given twice" in refused("data", "femnist:clients=2", "--clients", 3)
+    assert "beta=0.0001 with 30 clients" in refused(
+        *("data", "cifar10:beta=0.0001,clients=30", "--cache", tmp_path / "cache"),
+        *("--data-dir", layouts.cifar_parquet(tmp_path / "c", n=100)),
+    )
+
+
+def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "shadow").mkdir()
+    for package in ("pyarrow", "huggingface_hub"):
+        (tmp_path / "shadow" / f"{package}.py").write_text(f"raise ImportError('gone', name={package!r})")
+    folder = layouts.femnist_parquet(tmp_path / "f")
+    without = {"PYTHONPATH": str(tmp_path / "shadow"), "XDG_CACHE_HOME": str(tmp_path)}
+    remedy = "install it with pip install 'fairwind[data]'"
+    message = refused("data", "femnist", "--data-dir", folder, **without)
+    assert f"needs pyarrow: {remedy}" in message
+    assert f"needs huggingface_hub: {remedy}" in refused("data", "femnist", **without)
+    leaf = run("data", "femnist", "--data-dir", layouts.femnist_leaf(tmp_path / "l"), **without)
+    assert leaf.returncode == 0, leaf.stderr
+
+
+# ---- the hub, on this machine ----
+
+
+@contextmanager
+def hub(repository: str, revision: str, root: Path) -> Iterator[str]:
+    """The part of the hub's API that a download uses, for one repository on a free port of this machine."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(body=False)
+
+        def do_GET(self) -> None:
+            self.answer(body=True)
+
+        def answer(self, body: bool) -> None:
+            path = unquote(self.path).partition("?")[0]
+            files = [str(f.relative_to(root)) for f in sorted(root.rglob("*")) if f.is_file()]
+            kind, content = "application/json", b""
+            if path == f"/api/datasets/{repository}/revision/{revision}":
+                siblings = [{"rfilename": name} for name in [*files, "README.md"]]
+                content = json.dumps({"id": repository, "sha": commit, "siblings": siblings}).encode()
+            elif path == f"/api/datasets/{repository}/tree/{commit}":
+                listed = [
+                    {"type": "file", "path": f, "size": (root / f).stat().st_size, "oid": "0" * 40}
+                    for f in files
+                ]
+                content = json.dumps(listed).encode()
+            elif path.startswith(f"/datasets/{repository}/resolve/"):
+                kind, content = "application/octet-stream", (root / path.split("/", 6)[6]).read_bytes()
+            self.send_response(200 if content else 404)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("X-Repo-Commit", commit)
+            self.send_header("ETag", f'"{hash(content) & 0xFFFFFFFF:x}"')
+            self.end_headers()
+            if body:
+                self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+HOMES = {
+    "femnist": ("flwrlabs/femnist", "main", layouts.femnist_parquet),
+    "cifar10:clients=3,beta=1": ("uoft-cs/cifar10", "main", layouts.cifar_parquet),
+    "sent140:clients=3": ("stanfordnlp/sentiment140", "refs/convert/parquet", layouts.sent140_parquet),
+}
+
+
+@pytest.mark.parametrize("spec", HOMES)
+def test_data_is_downloaded_from_the_hub_where_no_folder_is_given(tmp_path: Path, spec: str) -> None:
+    repository, revision, make = HOMES[spec]
+    root = make(tmp_path / "root")
+    with hub(repository, revision, root) as address:
+        at = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        done = run("data", spec, "--cache", tmp_path / "cache", **at)
+    assert done.returncode == 0, done.stderr
+    assert f"downloading {repository}" in done.stderr
+    expected = read(spec, root, tmp_path / "other").digest()
+    assert read(spec, None, tmp_path / "cache").digest() == expected
+    if "cifar" in spec:
+        assert not list((tmp_path / "hf").rglob("test-*.parquet"))  # only what is needed
+
+
+def test_a_hub_out_of_reach_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}
+    message = refused("data", "femnist", "--cache", tmp_path / "cache", **nowhere)
+    assert "flwrlabs/femnist cannot be downloaded" in message
+    assert "--data-dir" in message
