@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow lint bench clean
+.PHONY: setup demo test test-slow test-data lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -23,6 +23,9 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
+
+test-data: setup  ## further tests on real files: make test-data DATA=folder with femnist/, cifar10/, sent140/, glove/
+	FAIRWIND_DATA=$(abspath $(DATA)) $(BIN)/python -m pytest -q -rA tests/test_real_data.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -13,16 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from command import ENV, fairwind
 from fairwind.engine.simulation import _compiler_found
 
 QUICK = ["--compile", "off", "--checkpoint-every", "0", "--eval-every", "2"]
 SMALL = "synthetic:clients=12,features=5,classes=3"
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-
-
-def fairwind(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fairwind", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENV, cwd=cwd, timeout=300, check=False)
 
 
 def start(*words: str | Path) -> subprocess.Popen[str]:

@@ -9,6 +9,7 @@ from conftest import DEVICE
 from fairwind import Federation, algorithms, compare, models, setups, simulate
 from fairwind.engine.cohort import Cohort
 from fairwind.engine.solver import Solver
+from fairwind.models.vgg import Block, ChannelsLast
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-8}  # of float64
 
@@ -133,7 +134,14 @@ def test_the_mlp_is_pytorchs() -> None:
 
 SMALL = {
     "mlp": (lambda: models.mlp(36, 8, 5), lambda n: pixels(n, 6, 6), 5),
-    "vgg11": (lambda: models.vgg11(4), lambda n: pixels(n, 3, 32, 32), 4),
+    "vgg": (
+        lambda: nn.Sequential(
+            *(models.Pixels(), ChannelsLast(), Block(3, 4, pooled=True), Block(4, 5, pooled=False)),
+            *(nn.Flatten(), nn.Linear(4 * 4 * 5, 4)),
+        ),
+        lambda n: pixels(n, 3, 8, 8),
+        4,
+    ),
     "lstm": (
         lambda: models.lstm(vectors=torch.linspace(-1, 1, 60, dtype=torch.float64).view(20, 3), hidden=6),
         lambda n: torch.randint(0, 20, (n, 5), generator=torch.Generator().manual_seed(n), dtype=torch.int32),

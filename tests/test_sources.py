@@ -1,10 +1,7 @@
 """Reading data sets: every layout gives the same samples, and a bad file is named with its row."""
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +16,7 @@ import pytest
 import torch
 
 import layouts
+from command import fairwind, refused
 from fairwind import Federation, setups
 from fairwind.data.sent140 import tokenize
 from fairwind.setups import Where
@@ -26,25 +24,6 @@ from fairwind.setups import Where
 
 def read(spec: str, folder: Path, cache: Path, glove: Path | None = None) -> Federation:
     return setups.federation(spec, Where(folder, glove, cache))
-
-
-def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fairwind", *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"COLUMNS": "200"} | environment,
-    )
-
-
-def refused(*words: object, **environment: str) -> str:
-    """What a command says that must fail: one line, exit code 2."""
-    done = run(*words, **environment)
-    said = [line for line in done.stderr.splitlines() if not line.startswith(("preparing", "femnist is not"))]
-    assert done.returncode == 2, done.stderr
-    assert len(said) == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    return said[0]
 
 
 # ---- layouts ----
@@ -370,7 +349,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
     message = refused("data", "femnist", "--data-dir", folder, **without)
     assert f"needs pyarrow: {remedy}" in message
     assert f"needs huggingface_hub: {remedy}" in refused("data", "femnist", **without)
-    leaf = run("data", "femnist", "--data-dir", layouts.femnist_leaf(tmp_path / "l"), **without)
+    leaf = fairwind("data", "femnist", "--data-dir", layouts.femnist_leaf(tmp_path / "l"), **without)
     assert leaf.returncode == 0, leaf.stderr
 
 
@@ -439,7 +418,7 @@ def test_data_is_downloaded_from_the_hub_where_no_folder_is_given(tmp_path: Path
     root = make(tmp_path / "root")
     with hub(repository, revision, root) as address:
         at = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        done = run("data", spec, "--cache", tmp_path / "cache", **at)
+        done = fairwind("data", spec, "--cache", tmp_path / "cache", **at)
     assert done.returncode == 0, done.stderr
     assert f"downloading {repository}" in done.stderr
     expected = read(spec, root, tmp_path / "other").digest()

@@ -95,7 +95,7 @@ class Federation:
         within = shuffle(*segments(size), keys)
         order = torch.argsort(owner, stable=True)[within].to(inputs.device)
         kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
-        if classes is None and not targets.is_floating_point():
+        if classes is None and len(targets) and not targets.is_floating_point():
             classes = int(targets.max()) + 1
         start = size.cumsum(0) - size
         parts = inputs[order], targets[order], start, kept, size - kept

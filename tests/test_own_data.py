@@ -1,0 +1,136 @@
+"""A user's own data: a Hugging Face dataset and a partitioner, or a folder of per-client files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, Features, Image, List, Value
+from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
+from safetensors.torch import save_file
+
+from fairwind import Federation, InputError
+
+
+def pictures(n: int = 30) -> Dataset:
+    draw = np.random.RandomState(0)
+    columns = {
+        "img": [draw.randint(0, 256, (4, 5, 3)).astype(np.uint8) for _ in range(n)],
+        "label": [i % 3 for i in range(n)],
+        "owner": [["ann", "bob"][i % 2] for i in range(n)],
+        "number": [[float(i), 1.0] for i in range(n)],
+        "ragged": [[0.0] * (i + 1) for i in range(n)],
+    }
+    kinds = {
+        "img": Image(),
+        "label": Value("int64"),
+        "owner": Value("string"),
+        "number": List(Value("float32")),
+        "ragged": List(Value("float32")),
+    }
+    return Dataset.from_dict(columns, features=Features(kinds))
+
+
+def cut(partitioner: object) -> object:
+    partitioner.dataset = pictures()  # type: ignore[attr-defined]
+    return partitioner
+
+
+def test_images_of_a_partitioned_dataset_become_bytes() -> None:
+    federation = Federation.from_partitioner(cut(NaturalIdPartitioner("owner")), inputs="img")
+    assert federation.names == ("ann", "bob")
+    assert federation.inputs.dtype == torch.uint8
+    assert federation.inputs.shape == (30, 4, 5, 3)
+    assert federation.classes == 3
+    source = pictures().with_format("numpy")
+    first = federation.inputs[: int(federation.start[1])].numpy()
+    assert {x.tobytes() for x in first} == {source[i]["img"].tobytes() for i in range(0, 30, 2)}
+
+
+@pytest.mark.parametrize(
+    "partitioner",
+    [
+        IidPartitioner(5),
+        DirichletPartitioner(3, partition_by="label", alpha=1.0, min_partition_size=2, self_balancing=False),
+    ],
+    ids=["iid", "dirichlet"],
+)
+def test_any_partitioner_of_flwr_datasets_serves(partitioner: object) -> None:
+    cut(partitioner)
+    federation = Federation.from_partitioner(partitioner, inputs="number", train=0.5)
+    assert len(federation) == partitioner.num_partitions  # type: ignore[attr-defined]
+    assert sorted(federation.inputs[:, 0].tolist()) == list(range(30))
+    for x, y in zip(federation.inputs[:, 0].tolist(), federation.targets.tolist(), strict=True):
+        assert int(x) % 3 == y
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"inputs": "image"}, "no column 'image'; it has img, label"),
+        ({"inputs": "number", "targets": "y"}, "no column 'y'"),
+        ({"inputs": "owner"}, "column 'owner' does not hold numbers"),
+        ({"inputs": "ragged"}, "column 'ragged' does not hold numbers or images of one shape"),
+    ],
+)
+def test_columns_that_cannot_be_used_are_named(columns: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Federation.from_partitioner(cut(IidPartitioner(2)), **columns)
+
+
+def test_a_partitioner_without_its_dataset_is_refused_with_the_remedy() -> None:
+    with pytest.raises(InputError, match="set its dataset first"):
+        Federation.from_partitioner(IidPartitioner(2), inputs="img")
+
+
+def test_a_folder_holds_a_file_for_each_client(tmp_path: Path) -> None:
+    x, y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 0, 1])
+    np.savez(tmp_path / "bob.npz", inputs=x, targets=y)
+    tensors = {"inputs": torch.from_numpy(x) + 100, "targets": torch.from_numpy(y)}
+    save_file(tensors, tmp_path / "ann.safetensors")
+    lines = [f"{a},{t},{b},{c}" for (a, b, c), t in zip(x + 200, y, strict=True)]
+    (tmp_path / "cy.csv").write_text("\n".join(["a,target,b,c", *lines]))
+    (tmp_path / "notes.txt").write_text("not a client")
+    federation = Federation.from_folder(tmp_path)
+    assert federation.names == ("ann", "bob", "cy")
+    assert federation.train.tolist() == [3, 3, 3]
+    for k, offset in enumerate((100, 0, 200)):
+        mine = federation.inputs[4 * k : 4 * k + 4] - offset
+        assert sorted(mine.tolist()) == x.tolist()
+        assert federation.targets[4 * k : 4 * k + 4].tolist() == (mine[:, 0] / 3 % 2).tolist()
+    assert federation.classes == 2
+    assert federation.name == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"x,y\n1,2\n", "a.csv has no column 'target'; it has x, y"),
+        ("a.csv", b"x,target\n1,0\n2\n", "a.csv, line 3: 1 values under 2 columns"),
+        ("a.csv", b"x,target\n1,0\nred,1\n", "a.csv, line 3: could not convert string to float: 'red'"),
+        ("a.csv", b"x,target\n1,0\nnan,1\n", "client 'a': inputs of sample 1 hold NaN"),
+        ("a.csv", b"x,target\n", "client 'a' has no training samples"),
+        ("a.npz", b"PK, but no more", "a.npz cannot be read"),
+        ("a.safetensors", b"short", "a.safetensors cannot be read"),
+        ("a.txt", b"", "holds no .npz, .safetensors, .csv files"),
+    ],
+)
+def test_a_bad_client_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        Federation.from_folder(tmp_path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_none_or_names_a_client_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a folder"):
+        Federation.from_folder(tmp_path / "nowhere")
+    np.savez(tmp_path / "a.npz", inputs=np.zeros((2, 1)), targets=np.zeros(2))
+    (tmp_path / "a.csv").write_text("x,target\n1,0\n")
+    with pytest.raises(InputError, match="client 'a' has several files"):
+        Federation.from_folder(tmp_path)
+    (tmp_path / "a.csv").unlink()
+    np.savez(tmp_path / "b.npz", inputs=np.zeros((2, 1)))
+    with pytest.raises(InputError, match=r"b.npz has no array 'targets'; it has inputs"):
+        Federation.from_folder(tmp_path)
