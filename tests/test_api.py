@@ -21,6 +21,8 @@ def test_public_names() -> None:
         "Solver",
         "algorithms",
         "compare",
+        "models",
+        "prepare",
         "simulate",
     ]
     assert list(fw.algorithms.REGISTRY)[:5] == ["fedavg", "fedadam", "fednova", "qfedavg", "adafedadam"]

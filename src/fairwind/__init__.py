@@ -2,8 +2,8 @@
 
 __version__ = "0.1.0"
 
-from fairwind import algorithms
-from fairwind.api import Result, compare, simulate
+from fairwind import algorithms, models
+from fairwind.api import Result, compare, prepare, simulate
 from fairwind.data.federation import Federation
 from fairwind.engine.simulation import Settings
 from fairwind.engine.solver import Solver
@@ -17,5 +17,7 @@ __all__ = [
     "Solver",
     "algorithms",
     "compare",
+    "models",
+    "prepare",
     "simulate",
 ]

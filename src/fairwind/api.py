@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fairwind import setups
 from fairwind.contract import Algorithm, AnyAlgorithm
 from fairwind.data.federation import Federation
 from fairwind.engine.cohort import Loss, accuracy, cross_entropy
@@ -28,6 +30,21 @@ class Result:
     state_dict: dict[str, Tensor]  # of the trained model
     left_out: int  # contributions left out because a number was not finite
     stalled_rounds: int  # rounds in which the model stayed because no client was usable
+
+
+def prepare(
+    spec: str,
+    *,
+    data_dir: str | Path | None = None,
+    glove: str | Path | None = None,
+    cache: str | Path | None = None,
+) -> Federation:
+    """The data of a setup, such as "cifar10:beta=0.1": prepared from files, or generated.
+
+    From the files of `data_dir`; without it as prepared before, or else downloaded from the Hugging Face hub.
+    """
+    places = (None if place is None else Path(place) for place in (data_dir, glove, cache))
+    return setups.federation(spec, setups.Where(*places))
 
 
 def simulate(

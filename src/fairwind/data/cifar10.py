@@ -4,6 +4,7 @@ Krizhevsky: Learning Multiple Layers of Features from Tiny Images. 2009.
 """
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ RULE = (
 )
 
 
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 ARRAYS = {
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy", "ndarray"),
@@ -99,7 +101,7 @@ def cifar10(
         name=name,
         classes=10,
     )
-    return federation, notes
+    return replace(federation, class_names=CLASSES), notes
 
 
 SOURCE = Source(

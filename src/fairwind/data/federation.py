@@ -28,6 +28,7 @@ class Federation:
     classes: int | None = None  # where targets are class labels
     words: tuple[str, ...] = ()  # where inputs are token ids: what each stands for
     embedding: Tensor | None = None  # (len(words), D) their pretrained vectors, if there are any
+    class_names: tuple[str, ...] = ()  # what the labels stand for, if known
     origin: Mapping[str, Any] = field(default_factory=dict)  # source, rule and digest of prepared data
 
     def __post_init__(self) -> None:

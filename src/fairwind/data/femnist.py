@@ -3,7 +3,9 @@
 Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018.
 """
 
+from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
 
 import numpy as np
 
@@ -67,7 +69,8 @@ def femnist(samples: Samples, *, clients: int | None = None, seed: int = 0) -> t
     """
     assert isinstance(samples.inputs, np.ndarray)
     keep = distinct(samples)
-    notes = [f"{len(samples.labels) - len(keep):,} repeated images of a writer left out"]
+    repeated = len(samples.labels) - len(keep)
+    notes = [f"{repeated:,} repeated images of a writer left out"] if repeated else []
     owner, names = by_key([samples.owners[i] for i in keep])
     if clients is not None:
         if not 1 <= clients <= len(names):
@@ -83,7 +86,7 @@ def femnist(samples: Samples, *, clients: int | None = None, seed: int = 0) -> t
         name="FEMNIST by writer",
         classes=62,
     )
-    return federation, notes
+    return replace(federation, class_names=tuple(digits + ascii_uppercase + ascii_lowercase)), notes
 
 
 SOURCE = Source(

@@ -136,7 +136,8 @@ def sent140(
     whole(1, clients=clients, tokens=tokens)
     assert isinstance(samples.inputs, list)
     keep = distinct(samples)
-    notes = [f"{len(samples.labels) - len(keep):,} repeated tweets of a user left out"]
+    repeated = len(samples.labels) - len(keep)
+    notes = [f"{repeated:,} repeated tweets of a user left out"] if repeated else []
     users = [samples.owners[i] for i in keep]
     if by == "user":
         least, chosen = _least(Counter(users), clients)
@@ -170,7 +171,8 @@ def sent140(
         classes=2,
     )
     vectors_of = None if table is None else torch.from_numpy(table)
-    return replace(federation, words=tuple(words), embedding=vectors_of), notes
+    meaning = ("negative", "positive")
+    return replace(federation, words=tuple(words), embedding=vectors_of, class_names=meaning), notes
 
 
 def tokenize(text: str) -> list[str]:

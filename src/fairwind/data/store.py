@@ -116,6 +116,7 @@ def save(path: Path, federation: Federation, known: dict[str, Any]) -> Entry:
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "digest": federation.digest(),
         "classes": federation.classes,
+        "class_names": list(federation.class_names),
         "words": list(federation.words),
         "clients": [
             [name, train, test]
@@ -224,6 +225,7 @@ def _load(path: Path, m: dict[str, Any]) -> Federation:
         m["classes"],
         tuple(m["words"]),
         tensors.get("embedding"),
+        tuple(m["class_names"]),
     )
     known = {"digest": m["digest"], "rule": m.get("rule"), "source": m.get("source"), "notes": m.get("notes")}
     return replace(federation, origin={k: v for k, v in known.items() if v})

@@ -50,7 +50,9 @@ def write_labels(directory: Path, federation: Federation) -> list[Path]:
         kind="Fairwind data",
         title=federation.name,
         finding=_finding(counts),
-        facts={k: v for k, v in facts.items() if k not in ("source", "digest", "notes", "rule")},
+        facts={
+            k: v for k, v in facts.items() if k not in ("federation", "source", "digest", "notes", "rule")
+        },
         notes=list(notes),
         body=section(
             "Labels by client",
@@ -68,19 +70,20 @@ def write_labels(directory: Path, federation: Federation) -> list[Path]:
 
 def spread(federation: Federation, counts: NDArray[np.int64], shown: NDArray[np.int64]) -> alt.Chart:
     """Each client a column, each class a row; the share of the client's samples is a colour."""
+    classes = counts.shape[1]
+    names = federation.class_names or tuple(map(str, range(classes)))
     rows = [
         {
             "client": federation.names[k],
             "place": place,
             "end": place + 1.04,
-            "label": c,
+            "label": names[c],
             "count": int(counts[k, c]),
             "share": round(100 * counts[k, c] / counts[k].sum(), 2),
         }
         for place, k in enumerate(shown.tolist())
         for c in np.flatnonzero(counts[k]).tolist()
     ]
-    classes = counts.shape[1]
     chart: alt.Chart = (
         alt.Chart(alt.InlineData(rows), description="Share of each class among each client's samples")
         .properties(width="container", height=min(560, max(60, 26 * classes)))
@@ -89,9 +92,9 @@ def spread(federation: Federation, counts: NDArray[np.int64], shown: NDArray[np.
             x=_places(len(shown)),
             x2=alt.X2("end:Q"),
             y=alt.Y(
-                "label:O",
-                title="label",
-                scale=alt.Scale(domain=list(range(classes)), paddingInner=0.04),
+                "label:N",
+                title=None,
+                scale=alt.Scale(domain=list(names), paddingInner=0.04),
                 axis=alt.Axis(labelOverlap=True),
             ),
             color=alt.Color(
@@ -99,14 +102,14 @@ def spread(federation: Federation, counts: NDArray[np.int64], shown: NDArray[np.
                 scale=alt.Scale(type="sqrt", domainMin=0),
                 legend=alt.Legend(
                     orient="top",
-                    title="share of the client's samples, %",
+                    title="share of samples, %",
                     gradientLength=180,
                     gradientThickness=10,
                 ),
             ),
             tooltip=[
                 "client:N",
-                "label:O",
+                "label:N",
                 alt.Tooltip("count:Q", title="samples", format=",d"),
                 alt.Tooltip("share:Q", title="share, %", format=".1f"),
             ],
