@@ -22,7 +22,7 @@ def test_every_setup_is_prepared_and_compared(tmp_path: Path, spec: str) -> None
     folder, cache, out = CASES[spec](tmp_path / "in"), tmp_path / "cache", tmp_path / "out"
     said = succeeded("data", spec, "--data-dir", folder, "--cache", cache).stdout
     manifest = json.loads(next(cache.glob("*/manifest.json")).read_text())
-    assert f"{len(manifest['clients'])}" in said
+    assert f"clients {len(manifest['clients'])} " in " ".join(said.split())
     assert manifest["digest"] in said.replace("\n", "")
     for name in ("labels.html", "labels.pdf", "labels.png"):
         assert (next(cache.iterdir()) / name).stat().st_size > 1000
@@ -66,12 +66,12 @@ def test_a_comparison_prepares_what_it_needs_and_resumes_on_the_same_data(tmp_pa
     cache.rename(moved)
     message = refused("resume", out)
     assert "is not in" in message
-    assert "--cache" in message
+    assert f"fairwind data femnist:clients=2 --data-dir {folder} --cache {cache}" in message
     succeeded("resume", out, "--cache", moved)
 
 
 def test_help_says_where_data_comes_from() -> None:
     said = succeeded("data", "--help").stdout
-    for word in ("--data-dir", "--glove", "--cache", "--clients", "Hugging Face"):
+    for word in ("--data-dir", "--glove", "--cache", "--clients", "hub"):
         assert word in said
     assert "data" in succeeded("--help").stdout

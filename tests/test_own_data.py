@@ -110,6 +110,7 @@ def test_a_folder_holds_a_file_for_each_client(tmp_path: Path) -> None:
         ("a.csv", b"x,target\n1,0\nred,1\n", "a.csv, line 3: could not convert string to float: 'red'"),
         ("a.csv", b"x,target\n1,0\nnan,1\n", "client 'a': inputs of sample 1 hold NaN"),
         ("a.csv", b"x,target\n", "client 'a' has no training samples"),
+        ("a.csv", b"x,target\n1,inf\n", "client 'a': targets of sample 0 hold NaN or infinity"),
         ("a.npz", b"PK, but no more", "a.npz cannot be read"),
         ("a.safetensors", b"short", "a.safetensors cannot be read"),
         ("a.txt", b"", "holds no .npz, .safetensors, .csv files"),
@@ -121,6 +122,34 @@ def test_a_bad_client_file_is_named(tmp_path: Path, name: str, content: bytes, m
         Federation.from_folder(tmp_path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_targets_are_labels_only_if_all_clients_are(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,target\n1,0.5\n2,1\n")
+    (tmp_path / "b.csv").write_bytes(
+        b"\xef\xbb\xbftarget,x\r\n3,1\r\n1,2\r\n\r\n"
+    )  # as spreadsheets write it
+    federation = Federation.from_folder(tmp_path)
+    assert sorted(federation.targets.tolist()) == [0.5, 1, 1, 3]
+    assert federation.classes is None
+    (tmp_path / "a.csv").unlink()
+    assert Federation.from_folder(tmp_path).targets.dtype == torch.int64
+
+
+def test_arrays_that_are_no_numbers_are_named_with_their_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", inputs=np.zeros((2, 1)), targets=np.array(["cat", "dog"]))
+    with pytest.raises(InputError, match=r"a\.npz cannot be read"):
+        Federation.from_folder(tmp_path)
+
+
+def test_owners_and_names_must_fit_together() -> None:
+    x, y = torch.zeros(4, 1), torch.zeros(4)
+    with pytest.raises(InputError, match="indices of the 2 names"):
+        Federation.from_owners(x, y, [0, 1, 2, 2], names=["a", "b"])
+    with pytest.raises(InputError, match="do not match"):
+        Federation.from_owners(x, y, [0, 1], names=["a", "b"])
+    with pytest.raises(InputError, match="'a' is named twice"):
+        Federation.from_owners(x, y, [0, 1, 1, 0], names=["a", "a"])
 
 
 def test_a_folder_that_is_none_or_names_a_client_twice_is_refused(tmp_path: Path) -> None:

@@ -27,14 +27,25 @@ def test_by_key_forms_the_clients_of_flwr_datasets() -> None:
 
 @pytest.mark.parametrize("beta", [0.05, 0.1, 0.5, 1, 100])
 def test_dirichlet_deals_every_sample_and_leaves_no_client_almost_empty(beta: float) -> None:
-    labels = balanced()
+    labels = balanced(each=20_000)
     for seed in range(10):
         owner = dirichlet(labels, 16, beta, seed)
-        shares = np.stack([np.bincount(owner[labels == c], minlength=16) / 200 for c in range(10)])
-        assert len(owner) == len(labels)
-        assert np.allclose(shares.sum(1), 1)
-        assert shares.sum(0).min() >= 1 / 160 - 10 / 200  # up to rounding
-        assert np.bincount(owner, minlength=16).min() >= 1
+        counts = np.stack([np.bincount(owner[labels == c], minlength=16) for c in range(10)])
+        assert (counts.sum(1) == 20_000).all()
+        assert counts.sum(0).min() >= 20_000 / 160 - 10  # up to rounding
+
+
+def test_dirichlet_draws_again_where_a_client_has_too_little() -> None:
+    """At β = 0.05 many a first draw leaves some client below 1/(10·K)."""
+    labels = balanced(each=20_000)
+    first = [np.random.RandomState(seed).dirichlet([0.05] * 16, 10).sum(0).min() for seed in range(20)]
+    assert 0 < sum(least < 1 / 160 for least in first) < 20
+    for seed, least in enumerate(first):
+        found = np.bincount(dirichlet(labels, 16, 0.05, seed), minlength=16).min() / 20_000
+        if least >= 1 / 160:
+            assert found == pytest.approx(least, abs=10 / 20_000)  # the first draw is kept
+        else:
+            assert found > least
 
 
 def test_dirichlet_shares_have_the_distributions_mean_and_variance() -> None:

@@ -1,5 +1,6 @@
 """Reading data sets: every layout gives the same samples, and a bad file is named with its row."""
 
+import gzip
 import json
 import pickle
 import threading
@@ -125,9 +126,15 @@ def test_tokens_are_as_glove_cuts_them() -> None:
 
 
 def test_users_are_kept_whole_in_groups(tmp_path: Path) -> None:
-    federation = read("sent140:by=group,clients=2", layouts.sent140_csv(tmp_path / "c"), tmp_path / "k")
-    assert len(federation) <= 2
-    assert int((federation.train + federation.test).sum()) == 10
+    tweets = [(4 * (i % 2), f"user{i % 20}", f"word{i % 20} filler{i}") for i in range(100)]
+    folder = layouts.sent140_csv(tmp_path / "c", tweets)
+    federation = read("sent140:by=group,clients=4", folder, tmp_path / "k")
+    assert federation.names == ("group 0", "group 1", "group 2", "group 3")
+    owners: dict[str, set[str]] = {}
+    for name, row, _ in contents(federation):
+        owners.setdefault(federation.words[row[0]], set()).add(name)
+    assert len(owners) == 20  # a word for each user
+    assert all(len(groups) == 1 for groups in owners.values())
 
 
 @pytest.mark.parametrize(("asked", "users"), [(4, 3), (1, 1), (2, 2), (3, 3)])
@@ -152,11 +159,11 @@ def test_data_is_the_same_on_every_machine(tmp_path: Path) -> None:
 
 
 PINNED = {
-    "femnist": "a3cca5876d92f004",
-    "dirichlet": "d9a3670f50de5a4c",
-    "iid": "decce5bb467e4cc0",
-    "user": "cbd931ec82b0a349",
-    "group": "5660dd8ec93b0cb3",
+    "femnist": "06963cd0e3841a98",
+    "dirichlet": "aadd71c8a922cc19",
+    "iid": "5653fba441e1e210",
+    "user": "4878fcce6ad36ee0",
+    "group": "daeb819fb58a5fce",
 }
 
 
@@ -220,6 +227,45 @@ def counts_disagree(folder: Path) -> Path:
     return folder
 
 
+def users_disagree(folder: Path) -> Path:
+    folder.mkdir()
+    data = {user: {"x": [[0.0] * 784], "y": [1]} for user in ("w0", "w1")}
+    content = {"users": ["w0"], "num_samples": [1], "user_data": data}
+    (folder / "all_data_0.json").write_text(json.dumps(content))
+    return folder
+
+
+def leaf_of_nothing(folder: Path) -> Path:
+    return layouts.leaf(folder / "all_data_0.json", {})
+
+
+def leaf_of_nonsense(folder: Path) -> Path:
+    folder.mkdir()
+    content = {"users": ["w0"], "num_samples": [1], "user_data": {"w0": {"x": 5, "y": None}}}
+    (folder / "all_data_0.json").write_text(json.dumps(content))
+    return folder
+
+
+def parquet_of_nothing(folder: Path) -> Path:
+    return layouts.femnist_parquet(folder, [])
+
+
+def only_neutral(folder: Path) -> Path:
+    return layouts.sent140_csv(folder, [(2, "ann", "so so")])
+
+
+def damaged_gzip(folder: Path) -> Path:
+    whole = gzip.compress(
+        (layouts.sent140_csv(folder) / "training.1600000.processed.noemoticon.csv").read_bytes()
+    )
+    for file in folder.iterdir():
+        file.unlink()
+    content = bytearray(whole)
+    content[60:70] = bytes(10)
+    (folder / "tweets.csv.gz").write_bytes(content)
+    return folder
+
+
 def pixels_out_of_range(folder: Path) -> Path:
     x = [[0.0] * 784, [0.5] * 783 + [255.0]]
     return layouts.leaf(folder / "all_data_0.json", {"w0": (x, [1, 2])})
@@ -267,7 +313,7 @@ def empty(folder: Path) -> Path:
 
 BAD = {
     truncated: ("femnist", "train-00001-of-00002.parquet", "is damaged or no parquet"),
-    damaged: ("femnist", "train-00000-of-00002.parquet, "),
+    damaged: ("femnist", "train-00000-of-00002.parquet, ", "row"),
     column_missing: (
         "femnist",
         "train-00000-of-00002.parquet has no column 'writer_id'; it has image, hsf_id",
@@ -276,6 +322,12 @@ BAD = {
     other_size: ("femnist", "train-00000-of-00002.parquet, row 3: the image is 20×28, not 28×28"),
     wrong_label: ("femnist", "train-00001-of-00002.parquet, row 7: label 62 is not one of 0 to 61"),
     no_writer: ("femnist", "train-00000-of-00002.parquet, row 2: None names no owner"),
+    users_disagree: ("femnist", "all_data_0.json: users, 1 of them, are not those of user_data, 2"),
+    leaf_of_nothing: ("femnist", "hold no samples"),
+    leaf_of_nonsense: ("femnist", "all_data_0.json, user 0 ('w0'): x and y are not lists"),
+    parquet_of_nothing: ("femnist", "hold no samples"),
+    only_neutral: ("sent140", "hold no samples"),
+    damaged_gzip: ("sent140", "tweets.csv.gz, line ", "is damaged"),
     counts_disagree: (
         "femnist",
         "all_data_0.json, user 1 ('w1'): num_samples says 4, but there are 3 x and 3 y",
@@ -331,12 +383,42 @@ def test_words_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     assert "does not exist" in refused(*data, tmp_path / "nowhere")
     assert "--glove" in refused(*data, femnist, "--glove", layouts.glove(tmp_path / "g"))
     assert "clients=9, but the data has 3 writers" in refused(*data, femnist, "--clients", 9)
-    assert "reads no files" in refused("compare", "synthetic", "--data-dir", femnist)
+    for command in ("compare", "data"):
+        assert "reads no files" in refused(command, "synthetic", "--data-dir", femnist)
     assert "given twice" in refused("data", "femnist:clients=2", "--clients", 3)
     assert "beta=0.0001 with 30 clients" in refused(
         *("data", "cifar10:beta=0.0001,clients=30", "--cache", tmp_path / "cache"),
         *("--data-dir", layouts.cifar_parquet(tmp_path / "c", n=100)),
     )
+
+
+def test_words_with_spaces_in_a_file_of_vectors_are_passed_over(tmp_path: Path) -> None:
+    lines = ["love 1 2 3", ". . . 1 2 3", "at name@domain.com 1 2 3", "sad 4 5 6"]
+    folder = layouts.glove(layouts.sent140_csv(tmp_path / "in"), lines)
+    assert read("sent140:clients=3", folder, tmp_path / "k").words[2:] == ("love", "sad")
+
+
+def test_tweets_labelled_by_hand_are_left_out(tmp_path: Path) -> None:
+    """LEAF calls their neutral ones negative; the original has them in a file of their own."""
+    rows = [
+        ["0", "date", "query", "ann", text, split] for text, split in [("a b", "training"), ("c", "test")] * 3
+    ]
+    rows = [[*row[:4], f"{row[4]} {i}", row[5]] for i, row in enumerate(rows)]
+    layouts.leaf(tmp_path / "l" / "all_data.json", {"ann": (rows, [0] * 6)})
+    federation = read("sent140:clients=1", tmp_path / "l", tmp_path / "k")
+    assert len(federation.inputs) == 3
+    assert "c" not in federation.words
+    folder = layouts.sent140_csv(tmp_path / "c")
+    before = setups.entry("sent140:clients=3", Where(folder, None, tmp_path / "k"), print).path
+    (folder / "testdata.manual.2009.06.14.csv").write_text("changed")
+    assert setups.entry("sent140:clients=3", Where(folder, None, tmp_path / "k"), print).path == before
+
+
+def test_prepared_data_is_found_by_its_vectors(tmp_path: Path) -> None:
+    folder, vectors = layouts.sent140_csv(tmp_path / "c"), layouts.glove(tmp_path / "g")
+    made = setups.entry("sent140:clients=3", Where(folder, vectors, tmp_path / "k"), print)
+    setups.entry("sent140:clients=3", Where(folder, None, tmp_path / "k"), print)  # without, and newer
+    assert setups.entry("sent140:clients=3", Where(None, vectors, tmp_path / "k"), print) == made
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_what_was_kept_is_what_was_made(tmp_path: Path) -> None:
         ("<padding>", "<unknown>", "a", "b"),
         table,
     )
-    loaded = store.save(tmp_path / "x", made, {}).load()
+    loaded = store.save(tmp_path / "x", made, {"source": []}).load()
     same(loaded, made)
     assert torch.equal(loaded.embedding, table)
     assert loaded.digest() == made.digest()
@@ -56,7 +56,7 @@ def test_large_sets_lie_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made = Federation.from_clients([(torch.randn(n, 7), torch.arange(n)) for n in (50, 1, 20)])
     monkeypatch.setattr(store, "WHOLE", 100)
     monkeypatch.setattr(store, "SHARD", rows * 28)
-    kept = store.save(tmp_path / "x", made, {})
+    kept = store.save(tmp_path / "x", made, {"source": []})
     assert len(list(kept.path.glob("*.safetensors"))) == -(-71 // rows)
     same(kept.load(), made)
 
@@ -64,7 +64,7 @@ def test_large_sets_lie_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_samples_are_mapped_not_copied(tmp_path: Path) -> None:
     """A process that loads 64 MiB and reads them grows by no more than 1.3 times as much."""
     made = Federation.from_clients([(torch.zeros(1 << 16, 1 << 10, dtype=torch.uint8), torch.zeros(1 << 16))])
-    store.save(tmp_path / "big", made, {"format": store.FORMAT})
+    store.save(tmp_path / "big", made, {"source": []})
     program = f"""
 from pathlib import Path
 from fairwind.data import store
@@ -125,11 +125,11 @@ def test_the_manifest_says_where_it_came_from(tmp_path: Path, folder: Path) -> N
     assert m["clients"] == [["f0001_41", 5, 2], ["f0002_07", 4, 1], ["f0003_10", 9, 3]]
     assert "a client for each writer" in m["rule"]
     assert m["parameters"] == {"clients": None, "seed": 0}
-    assert m["notes"][0].startswith("a subset: 27 of the 817,851")
+    assert m["notes"][0].startswith("a subset: 27 of the 814,277")
     assert str(tmp_path) not in json.dumps(m)  # an entry may be given to others
 
 
-@pytest.mark.parametrize("spoil", ["cut", "bytes", "gone", "counts", "manifest"])
+@pytest.mark.parametrize("spoil", ["cut", "bytes", "gone", "counts", "nonsense", "shards", "manifest"])
 def test_a_damaged_entry_is_refused_with_the_remedy(tmp_path: Path, folder: Path, spoil: str) -> None:
     made = entry(Where(folder, None, tmp_path / "cache"))
     shard = next(made.path.glob("*.safetensors"))
@@ -142,8 +142,13 @@ def test_a_damaged_entry_is_refused_with_the_remedy(tmp_path: Path, folder: Path
     elif spoil == "gone":
         shard.unlink()
     else:
-        m = made.manifest | {"clients": [["f", 1, 0]]}
-        (made.path / store.MANIFEST).write_text(json.dumps(m) if spoil == "counts" else "{")
+        changes = {
+            "counts": {"clients": [["f", 1, 0]]},
+            "nonsense": {"clients": [["f", "x", 0]], "words": None},
+            "shards": {"shards": []},
+        }
+        m = json.dumps(made.manifest | changes[spoil]) if spoil in changes else "{"
+        (made.path / store.MANIFEST).write_text(m)
     with pytest.raises(InputError, match="delete"):
         entry(Where(folder, None, tmp_path / "cache")).load()
 
@@ -176,8 +181,8 @@ setups.entry("femnist", setups.Where(Path({str(folder)!r}), None, Path({str(cach
 """
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
-    while "written" not in child.stdout.readline():
-        pass
+    while (line := child.stdout.readline()) != "written\n":
+        assert line, "the child ended before it wrote"
     assert store.entries(cache) == []
     left = list(cache.iterdir())
     assert len(left) == 1
@@ -194,6 +199,37 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, folder: Path) -
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match=r"cannot write to the cache .*file.*--cache"):
         entry(Where(folder, None, tmp_path / "file" / "cache"))
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, folder: Path) -> None:
+    program = f"""
+import resource, signal
+from pathlib import Path
+from fairwind import setups
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+setups.entry("femnist", setups.Where(Path({str(folder)!r}), None, Path({str(tmp_path / "cache")!r})), print)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "InputError: cannot write to the cache" in done.stderr.splitlines()[-1]
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_several_may_prepare_at_once(tmp_path: Path, folder: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "fairwind",
+        "data",
+        "femnist",
+        "--data-dir",
+        folder,
+        "--cache",
+        tmp_path / "cache",
+    ]
+    children = [subprocess.Popen(words, stdout=subprocess.DEVNULL) for _ in range(3)]
+    assert [child.wait() for child in children] == [0, 0, 0]
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_generated_data_is_kept_too(tmp_path: Path) -> None:

@@ -202,7 +202,8 @@ class Data:
     setup: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SETUP")]
     """The setup; parameters follow a colon, as in cifar10:beta=0.5."""
     data_dir: Path | None = None
-    """Folder with the data set's files (the Hugging Face hub's are downloaded if not given)."""
+    """Folder with the data set's files. If not given, data that was prepared before is shown, or the Hugging
+    Face hub's is downloaded (to have the hub's beside another, name another --cache)."""
     glove: Path | None = None
     """File, or folder, of GloVe's word vectors for sent140 (the data folder is searched if not given)."""
     cache: Path | None = None
@@ -265,7 +266,8 @@ def _load(spec: str, where: Where) -> Federation:
     """The data of a setup, with a line on what it is where it comes from files."""
     federation = setups.federation(spec, where, _say)
     if federation.origin:
-        _say(f"{federation.name}: {'; '.join(federation.origin.get('notes', []))}")
+        files = ", ".join(file["file"] for file in federation.origin["source"])
+        _say("; ".join([f"{federation.name}, from {files}", *federation.origin.get("notes", [])]))
     return federation
 
 

@@ -69,7 +69,7 @@ class Recipe:
             solver["epochs"] = tuple(solver["epochs"])
         settings["solver"] = Solver(**solver)
         named = tuple(content["algorithms"]), tuple(content["seeds"])
-        return cls(content["setup"], *named, Settings(**settings), content["data"])
+        return cls(content["setup"], *named, Settings(**settings), content.get("data"))
 
     @property
     def digest(self) -> str:
@@ -109,7 +109,7 @@ class RunDirectory:
         """The directory of an earlier comparison."""
         try:
             content = json.loads((path / RECIPE).read_bytes())
-            where = Where(**{k: Path(v) for k, v in content["where"].items()})
+            where = Where(**{k: Path(v) for k, v in content.get("where", {}).items()})
             return cls(path, Recipe.from_json(content), where, content["environment"])
         except OSError:
             raise InputError(f"{path} holds no run: there is no {RECIPE} in it") from None
@@ -143,9 +143,11 @@ class RunDirectory:
         entry = store.find(digest, where.cache)
         if entry is None:
             cache = where.cache or store.default_cache()
+            given = {"data-dir": where.data_dir, "glove": where.glove, "cache": where.cache}
+            options = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
             raise InputError(
                 f"the data of this run (digest {digest[:12]}…) is not in {cache}: "
-                f"make it again with 'fairwind data {self.recipe.setup}', or name its --cache"
+                f"make it again with 'fairwind data {self.recipe.setup}{options}', or name its --cache"
             )
         return entry.load()
 

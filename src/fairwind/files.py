@@ -35,7 +35,7 @@ def write_json(path: Path, content: Any, *, indent: int | None = 2) -> Path:
 
 
 @contextmanager
-def lock(path: Path) -> Iterator[bool]:
+def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Whether this process alone holds a file or folder meanwhile; the system lets go of it at a kill."""
     if fcntl is None:
         yield True
@@ -43,7 +43,7 @@ def lock(path: Path) -> Iterator[bool]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             held = True
         except OSError:
             held = False

@@ -74,6 +74,7 @@ def entry(spec: str, where: Where, say: store.Say) -> store.Entry:
         return store.prepare(
             name, setup.data, given, data_dir=where.data_dir, glove=where.glove, cache=where.cache, say=say
         )
+    _refuse_files(spec, where)
     return store.keep(name, setup.data(**given), given, cache=where.cache)
 
 
@@ -82,10 +83,14 @@ def federation(spec: str, where: Where, say: store.Say = lambda text: None) -> F
     setup = find(spec)
     if isinstance(setup.data, Source):
         return entry(spec, where, say).load()
+    _refuse_files(spec, where)
+    return setup.data(**_arguments(spec))
+
+
+def _refuse_files(spec: str, where: Where) -> None:
     for name, value in (("--data-dir", where.data_dir), ("--glove", where.glove)):
         if value is not None:
             raise InputError(f"{spec} is generated: it reads no files, so leave {name} out")
-    return setup.data(**_arguments(spec))
 
 
 def with_clients(spec: str, clients: int | None) -> str:

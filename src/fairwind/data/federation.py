@@ -1,6 +1,7 @@
 """A federation: the samples of all clients in one tensor, and which of them are whose."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,6 +92,15 @@ class Federation:
         if not 0 < train <= 1:
             raise InputError(f"train={train} is out of range: the training share lies in (0, 1]")
         inputs, targets, owner = torch.as_tensor(inputs), torch.as_tensor(targets), torch.as_tensor(owner)
+        if not len(inputs) == len(targets) == len(owner):
+            raise InputError(
+                f"{len(inputs)} inputs, {len(targets)} targets and {len(owner)} owners do not match"
+            )
+        if len(owner) and not 0 <= int(owner.min()) <= int(owner.max()) < len(names):
+            raise InputError(f"owners must be indices of the {len(names)} names, 0 to {len(names) - 1}")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if list(names).count(name) > 1)
+            raise InputError(f"client {twice!r} is named twice; give every client a name of its own")
         size = torch.bincount(owner, minlength=len(names))
         keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
         within = shuffle(*segments(size), keys)
@@ -198,7 +208,7 @@ class Federation:
 
     def digest(self) -> str:
         """SHA-256 of everything that training can see: samples, their order, and whose they are."""
-        seen = hashlib.sha256(repr((self.names, self.classes, self.words)).encode())
+        seen = hashlib.sha256(json.dumps([self.names, self.classes, self.words]).encode())
         table = () if self.embedding is None else (self.embedding,)
         for value in (self.inputs, self.targets, self.start, self.train, self.test, *table):
             array = value.cpu().contiguous().numpy()
@@ -208,7 +218,7 @@ class Federation:
 
 
 def _check(label: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    if y.dtype in (torch.int32, torch.int16, torch.uint8):
+    if not y.is_floating_point():
         y = y.long()
     if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
         raise InputError(

@@ -23,6 +23,7 @@ from fairwind.data.source import (
     distinct,
     images,
     leaf,
+    stacked,
 )
 from fairwind.errors import InputError
 
@@ -47,7 +48,7 @@ def _leaf(files: list[Path]) -> Samples:
                 pixels.append(_picture(f"{file}, user {user!r}, sample {i}", values, label))
             labels += y
             owners += [user] * len(y)
-    return Samples(np.stack(pixels), np.array(labels, dtype=np.int64), owners)
+    return Samples(stacked(pixels), np.array(labels, dtype=np.int64), owners)
 
 
 def _picture(where: str, values: object, label: object) -> Pixels:
@@ -97,7 +98,7 @@ SOURCE = Source(
         Layout("the hub's parquet files", PARQUET, _parquet),
         *(Layout("LEAF's JSON files", patterns, _leaf) for patterns in LEAF),
     ),
-    published=817_851,
+    published=814_277,  # on the hub; LEAF lists 817,851, with one image of each writer twice
     rule=RULE,
     federate=femnist,
 )

@@ -10,7 +10,9 @@ import hashlib
 import html
 import lzma
 import re
+import zlib
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -33,6 +35,7 @@ RULE = (
     "tweets that their number comes nearest `clients`; by group: users dealt to clients by a hash of "
     "their names; 8:2 split by seed"
 )
+BY_HAND = ("testdata*", "test.csv")  # the 498 tweets labelled by hand, a set of their own
 SENTIMENT = {0: 0, 2: None, 4: 1}  # of the original files; 2 is neutral
 OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
@@ -40,39 +43,51 @@ WORD = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|m|re|ve|ll|d)\b|\w+|[^\w\s]")
 DROPPED = re.compile(r"https?://\S+|www\.\S+|@\w+")
 
 
-def _parquet(files: list[Path]) -> Samples:
-    texts: list[str] = []
-    labels: list[int] = []
-    owners: list[str] = []
-    for file in files:
-        for first, rows in parquet(file, ("text", "user", "sentiment")):
-            each = zip(rows["text"], rows["user"], rows["sentiment"], strict=True)
-            for i, (text, user, sentiment) in enumerate(each):
-                label = _label(f"{file}, row {first + i}", sentiment)
-                _add(f"{file}, row {first + i}", text, label, user, texts, labels, owners)
-    return Samples(texts, np.array(labels, dtype=np.int64), owners)
+Tweet = tuple[str, Any, int | None, Any]  # where it stands, text, label (None is neutral), user
 
 
-def _csv(files: list[Path]) -> Samples:
-    texts: list[str] = []
-    labels: list[int] = []
-    owners: list[str] = []
-    for file in files:
-        if file.name.startswith("testdata"):  # the 498 tweets labelled by hand, a set of their own
-            continue
-        try:
-            with _open(file) as lines:
-                for row in (rows := csv.reader(lines)):
-                    where = f"{file}, line {rows.line_num}"
-                    if len(row) != 6:
-                        raise InputError(
-                            f"{where}: {len(row)} columns, not target, id, date, flag, user, text"
-                        )
-                    sentiment = int(row[0]) if row[0].isdecimal() else row[0]
-                    _add(where, row[5], _label(where, sentiment), row[4], texts, labels, owners)
-        except (OSError, EOFError, lzma.LZMAError, csv.Error) as error:
-            raise InputError(f"{file} cannot be read: {first_line(error)}") from None
-    return Samples(texts, np.array(labels, dtype=np.int64), owners)
+def _reader(tweets: Callable[[Path], Iterator[Tweet]]) -> Callable[[list[Path]], Samples]:
+    """A reader of files, from one that yields the tweets of a file."""
+
+    def read(files: list[Path]) -> Samples:
+        texts: list[str] = []
+        labels: list[int] = []
+        users: list[str] = []
+        for file in files:
+            for where, text, label, user in tweets(file):
+                if not isinstance(text, str) or not isinstance(user, str) or not user:
+                    raise InputError(f"{where}: the tweet has no text or no user")
+                if label is not None:
+                    texts.append(text)
+                    labels.append(label)
+                    users.append(user)
+        return Samples(texts, np.array(labels, dtype=np.int64), users)
+
+    return read
+
+
+def _parquet(file: Path) -> Iterator[Tweet]:
+    for first, rows in parquet(file, ("text", "user", "sentiment")):
+        each = zip(rows["text"], rows["user"], rows["sentiment"], strict=True)
+        for row, (text, user, sentiment) in enumerate(each, first):
+            where = f"{file}, row {row}"
+            yield where, text, _label(where, sentiment), user
+
+
+def _csv(file: Path) -> Iterator[Tweet]:
+    where = f"{file}, line 1"
+    try:
+        with _open(file) as lines:
+            for row in (rows := csv.reader(lines)):
+                where = f"{file}, line {rows.line_num}"
+                if not row:
+                    continue
+                if len(row) != 6:
+                    raise InputError(f"{where}: {len(row)} columns, not target, id, date, flag, user, text")
+                sentiment = int(row[0]) if row[0].isdecimal() else row[0]
+                yield where, row[5], _label(where, sentiment), row[4]
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, csv.Error) as error:
+        raise InputError(f"{where}, or soon after it, is damaged: {first_line(error)}") from None
 
 
 def _open(file: Path) -> TextIO:
@@ -80,44 +95,23 @@ def _open(file: Path) -> TextIO:
     return lines
 
 
-def _leaf(files: list[Path]) -> Samples:
-    texts: list[str] = []
-    labels: list[int] = []
-    owners: list[str] = []
-    for file in files:
-        for user, x, y in leaf(file):
-            for i, (row, label) in enumerate(zip(x, y, strict=True)):
-                where = f"{file}, user {user!r}, sample {i}"
-                if not isinstance(row, list) or len(row) < 5:
-                    raise InputError(f"{where}: x is not id, date, query, user, text")
-                if label not in (0, 1):
-                    raise InputError(f"{where}: label {label!r} is not 0 or 1")
-                _add(where, row[4], label, user, texts, labels, owners)
-    return Samples(texts, np.array(labels, dtype=np.int64), owners)
+def _leaf(file: Path) -> Iterator[Tweet]:
+    for user, x, y in leaf(file):
+        for i, (row, label) in enumerate(zip(x, y, strict=True)):
+            where = f"{file}, user {user!r}, sample {i}"
+            if not isinstance(row, list) or len(row) < 5:
+                raise InputError(f"{where}: x is not id, date, query, user, text")
+            if label not in (0, 1):
+                raise InputError(f"{where}: label {label!r} is not 0 or 1")
+            # LEAF marks the tweets labelled by hand, and calls the neutral ones among them negative.
+            if row[5:6] != ["test"]:
+                yield where, row[4], label, user
 
 
 def _label(where: str, sentiment: Any) -> int | None:
     if sentiment not in SENTIMENT:
         raise InputError(f"{where}: sentiment {sentiment!r} is not 0 (negative), 2 (neutral) or 4 (positive)")
     return SENTIMENT[sentiment]
-
-
-def _add(
-    where: str,
-    text: Any,
-    label: int | None,
-    user: Any,
-    texts: list[str],
-    labels: list[int],
-    owners: list[str],
-) -> None:
-    """Adds a tweet, unless it is neutral."""
-    if not isinstance(text, str) or not isinstance(user, str) or not user:
-        raise InputError(f"{where}: the tweet has no text or no user")
-    if label is not None:
-        texts.append(text)
-        labels.append(label)
-        owners.append(user)
 
 
 def sent140(
@@ -209,10 +203,10 @@ def _glove(file: Path, wanted: set[str]) -> tuple[list[str], NDArray[np.float32]
         with open(file, encoding="utf-8", newline="\n") as lines:
             for number, line in enumerate(lines, 1):
                 found, width = line.count(" "), width or line.count(" ")
+                if found > width and not any(map(_is_number, line.split(" ")[1 : found - width + 1])):
+                    continue  # a word with spaces in it, of which GloVe's 840B has some
                 if found != width or not width:
-                    raise InputError(
-                        f"{file}, line {number}: {found} numbers after the word, not {width or 100}"
-                    )
+                    raise InputError(f"{file}, line {number}: {found} numbers after the word, not {width}")
                 word, _, values = line.rstrip("\n").partition(" ")
                 if word in wanted:
                     wanted.discard(word)  # a repeated word keeps its first vector
@@ -223,6 +217,14 @@ def _glove(file: Path, wanted: set[str]) -> tuple[list[str], NDArray[np.float32]
     if not rows:
         raise InputError(f"{file} has vectors for none of the tweets' words")
     return words, np.stack([np.zeros(width, np.float32)] * 2 + rows)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _vector(where: str, values: str) -> NDArray[np.float32]:
@@ -240,9 +242,9 @@ SOURCE = Source(
     revision="refs/convert/parquet",  # the hub's own conversion: the repository itself is a script
     files="**/train/*.parquet",
     layouts=(
-        Layout("the hub's parquet files", PARQUET, _parquet),
-        *(Layout("LEAF's JSON files", patterns, _leaf) for patterns in LEAF),
-        Layout("the original CSV", ("**/*.csv", *(f"**/*.csv{ending}" for ending in OPEN)), _csv),
+        Layout("the hub's parquet files", PARQUET, _reader(_parquet)),
+        *(Layout("LEAF's JSON files", patterns, _reader(_leaf)) for patterns in LEAF),
+        Layout("the original CSV", ("**/*.csv", *(f"**/*.csv{end}" for end in OPEN)), _reader(_csv), BY_HAND),
     ),
     rule=RULE,
     federate=sent140,

@@ -36,6 +36,7 @@ class Layout(NamedTuple):
     name: str
     patterns: tuple[str, ...]  # of its files in the folder
     read: Callable[[list[Path]], Samples]
+    without: tuple[str, ...] = ()  # names of files that belong to something else
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,12 @@ class Source:
             raise InputError(f"data folder {folder} does not exist, or is not a folder")
         if vectors is not None and not self.vectors:
             raise InputError("word vectors (--glove) are for text; this setup has none")
-        table = find_vectors(vectors or folder, asked=vectors is not None) if self.vectors else None
+        table = None
+        if self.vectors:
+            table = named_vectors(vectors) if vectors is not None else find_vectors(folder)
         for layout in self.layouts:
-            files = sorted({f for p in layout.patterns for f in folder.glob(p) if f.is_file()} - {table})
+            found = {f for p in layout.patterns for f in folder.glob(p) if f.is_file()} - {table}
+            files = sorted(f for f in found if not any(f.match(name) for name in layout.without))
             if files:
                 return Found(folder, layout, tuple(files), table)
         known = "; ".join(f"{each.name} ({', '.join(each.patterns)})" for each in self.layouts)
@@ -69,14 +73,13 @@ class Source:
         """The folder that the hub's files were downloaded to."""
         try:
             from huggingface_hub import snapshot_download
-            from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
         except ImportError as error:
             raise needs_extra(error) from None
         try:
             folder = snapshot_download(
                 self.repository, repo_type="dataset", revision=self.revision, allow_patterns=[self.files]
             )
-        except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        except Exception as error:  # a network has many ways to fail, and the package as many types for them
             raise InputError(
                 f"{self.repository} cannot be downloaded from the Hugging Face hub ({first_line(error)}); "
                 "try again, or give a folder that holds the files with --data-dir"
@@ -93,28 +96,37 @@ class Found(NamedTuple):
     vectors: Path | None
 
     def read(self) -> Samples:
-        return self.layout.read(list(self.files))
+        samples = self.layout.read(list(self.files))
+        if not len(samples.labels):
+            raise InputError(f"the files of {self.folder} ({self.layout.name}) hold no samples")
+        return samples
 
     def fingerprint(self) -> list[dict[str, Any]]:
         """Name, size and digest of every file."""
         each = [*self.files, *([self.vectors] if self.vectors else [])]
         return [
-            {"file": f.name, "bytes": f.stat().st_size, "sha256": _sha256(f), "layout": self.layout.name}
+            {"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f), "layout": self.layout.name}
             | ({"layout": "word vectors"} if f == self.vectors else {})
             for f in each
         ]
 
 
-def find_vectors(path: Path, *, asked: bool) -> Path | None:
-    """The file of word vectors: the path itself, or the one in a folder."""
+def find_vectors(path: Path) -> Path | None:
+    """The file of word vectors, if there is one: the path itself, or the one in a folder."""
     if path.is_file():
         return path
     found = sorted(path.rglob("glove*.txt"))
     if len(found) > 1:
         raise InputError(f"{path} holds several files of word vectors; name one with --glove: {found[0]}, …")
-    if not found and asked:
-        raise InputError(f"{path} is no file, and no folder that holds a glove*.txt")
     return found[0] if found else None
+
+
+def named_vectors(path: Path) -> Path:
+    """The file of word vectors that a user named, by itself or its folder."""
+    found = find_vectors(path)
+    if found is None:
+        raise InputError(f"{path} is no file, and no folder that holds a glove*.txt")
+    return found
 
 
 def needs_extra(error: ImportError) -> InputError:
@@ -124,7 +136,8 @@ def needs_extra(error: ImportError) -> InputError:
     )
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """The digest of a file."""
     with open(file, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -137,7 +150,7 @@ def distinct(samples: Samples) -> NDArray[np.int64]:
     for i, (owner, label) in enumerate(zip(owners, samples.labels.tolist(), strict=True)):
         key = hashlib.blake2b(f"{owner}\0{label}\0".encode(), digest_size=16)
         content = samples.inputs[i]
-        key.update(content.encode() if isinstance(content, str) else content.tobytes())
+        key.update(content.encode(errors="surrogatepass") if isinstance(content, str) else content.tobytes())
         if key.digest() not in seen:
             seen.add(key.digest())
             keep.append(i)
@@ -164,7 +177,7 @@ def parquet(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[st
             for batch in content.iter_batches(4096, columns=list(columns)):
                 yield row, batch.to_pydict()
                 row += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{file}, after row {row}, is damaged or no parquet ({first_line(error)}); download it again"
         ) from None
@@ -192,7 +205,11 @@ def images(files: list[Path], image: str, label: str, owner: str | None, like: "
             labels += rows[label]
             if owner:
                 owners += [_owner(f"{file}, row {first + i}", o) for i, o in enumerate(rows[owner])]
-    return Samples(np.stack(pixels), np.array(labels, dtype=np.int64), owners)
+    return Samples(stacked(pixels), np.array(labels, dtype=np.int64), owners)
+
+
+def stacked(pixels: list[Pixels]) -> Pixels:
+    return np.stack(pixels) if pixels else np.empty(0, np.uint8)
 
 
 class Like(NamedTuple):
@@ -211,7 +228,7 @@ class Like(NamedTuple):
 
 
 def check_label(where: str, label: Any, classes: int) -> None:
-    if not isinstance(label, int) or not 0 <= label < classes:
+    if not isinstance(label, int | np.integer) or not 0 <= label < classes:
         raise InputError(f"{where}: label {label!r} is not one of 0 to {classes - 1}")
 
 
@@ -234,14 +251,20 @@ def leaf(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
         if not isinstance(content, dict) or key not in content:
             raise InputError(f"{file} has no {key!r}: it is not LEAF's layout")
     users, counts, data = content["users"], content["num_samples"], content["user_data"]
+    if not isinstance(users, list) or not isinstance(counts, list) or not isinstance(data, dict):
+        raise InputError(f"{file}: users and num_samples are not lists, or user_data is no object")
     if len(users) != len(counts):
         raise InputError(f"{file} lists {len(users)} users, but {len(counts)} num_samples")
+    if len(set(users)) != len(users) or set(users) != set(data):
+        raise InputError(f"{file}: users, {len(users)} of them, are not those of user_data, {len(data)}")
     for row, (user, count) in enumerate(zip(users, counts, strict=True)):
         where = f"{file}, user {row} ({user!r})"
         try:
             x, y = data[user]["x"], data[user]["y"]
         except (KeyError, TypeError):
             raise InputError(f"{where}: user_data has no x and y of this user") from None
+        if not isinstance(x, list) or not isinstance(y, list):
+            raise InputError(f"{where}: x and y are not lists")
         if not len(x) == len(y) == count:
             raise InputError(f"{where}: num_samples says {count}, but there are {len(x)} x and {len(y)} y")
         yield user, x, y

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fairwind.data.federation import Federation
-from fairwind.data.source import Source
+from fairwind.data.source import Source, named_vectors, sha256
 from fairwind.errors import InputError, first_line
 from fairwind.files import lock, write_json
 
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
         m = self.manifest
         try:
             federation = _load(self.path, m)
-        except (OSError, KeyError, SafetensorError, RuntimeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, SafetensorError, RuntimeError) as error:
             raise self._damaged(first_line(error)) from None
         if federation.digest() != m["digest"]:
             raise self._damaged("its digest is not the manifest's")
@@ -76,8 +76,11 @@ def prepare(
     """
     cache = cache or default_cache()
     rule = {"format": FORMAT, "setup": name, "parameters": parameters, "rule": source.rule}
-    if data_dir is None and glove is None:
+    if data_dir is None:
         ready = [e for e in entries(cache) if all(e.manifest.get(k) == v for k, v in rule.items())]
+        if glove is not None:
+            table = named_vectors(glove)
+            ready = [e for e in ready if sha256(table) in {f["sha256"] for f in e.manifest["source"]}]
         if ready:
             return ready[-1]
     if data_dir is None:
@@ -130,13 +133,13 @@ def save(path: Path, federation: Federation, known: dict[str, Any]) -> Entry:
         with _partial(cache) as partial:
             manifest["shards"] = _write_shards(partial, federation)
             write_json(partial / MANIFEST, manifest, indent=None)
-            if not (path / MANIFEST).exists():  # else another process was faster
-                shutil.rmtree(path, ignore_errors=True)
-                os.rename(partial, path)
-    except OSError as error:
-        raise InputError(
-            f"cannot write to the cache {cache}: {error.strerror}; name another with --cache"
-        ) from None
+            with lock(cache, wait=True):
+                if not (path / MANIFEST).exists():  # else another process was faster
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.rename(partial, path)
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise InputError(f"cannot write to the cache {cache}: {why}; name another with --cache") from None
     return _read_manifest(path)
 
 
@@ -160,8 +163,9 @@ def find(digest: str, cache: Path | None = None) -> Entry | None:
 def _read_manifest(path: Path) -> Entry:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-        assert {"made", "digest", "clients", "shards"} <= set(manifest)
-    except (OSError, ValueError, AssertionError, TypeError):
+        if not {"made", "digest", "clients", "shards", "source"} <= set(manifest):
+            raise ValueError
+    except (OSError, ValueError, TypeError):
         raise InputError(f"{path / MANIFEST} is no manifest; delete {path} and prepare it again") from None
     return Entry(path, manifest)
 
@@ -169,17 +173,17 @@ def _read_manifest(path: Path) -> Entry:
 @contextmanager
 def _partial(cache: Path) -> Iterator[Path]:
     """A folder to write into, gone at the end unless renamed; those that a kill left behind go first."""
-    for left in cache.glob(f"{PARTIAL}*"):
-        with lock(left) as mine:
-            if mine:
-                shutil.rmtree(left, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=cache))
-    try:
-        with lock(path):
-            path.chmod(0o755)
-            yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+    with ExitStack() as stack:
+        with lock(cache, wait=True):  # no other process makes, sweeps or renames meanwhile
+            for left in cache.glob(f"{PARTIAL}*"):
+                with lock(left) as mine:
+                    if mine:
+                        shutil.rmtree(left, ignore_errors=True)
+            path = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=cache))
+            stack.callback(shutil.rmtree, path, ignore_errors=True)
+            stack.enter_context(lock(path))
+        path.chmod(0o755)
+        yield path
 
 
 def _write_shards(path: Path, federation: Federation) -> list[str]:

@@ -75,12 +75,13 @@ class Cohort:
         kept: dict[int, int] = {}
 
         def keep(value: Tensor) -> Tensor:
-            kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes() // 4
+            kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
             return value
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
             outputs: Tensor = self.training(inputs)
-        return inputs.numel() + sum(n for at, n in kept.items() if at not in shared) + outputs.numel()
+        kept_bytes = sum(n for at, n in kept.items() if at not in shared)
+        return inputs.numel() + kept_bytes // outputs.element_size() + outputs.numel()
 
     def flatten(self, model: nn.Module) -> Tensor:
         """A model's trainable parameters as one vector (P,)."""

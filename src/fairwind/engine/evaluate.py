@@ -23,7 +23,7 @@ def client_means(
 
     `sizes` (K,) says how many samples each client has, `pick` which; a client with none gets NaN.
     """
-    limit = max(16, NUMBERS[x.device.type] // (max(64, cohort.per_sample) * len(x)))
+    limit = max(16, NUMBERS.get(x.device.type, 1 << 22) // (max(64, cohort.per_sample) * len(x)))
     parts = []
     for clients in chunks(sizes, limit):
         scored = [

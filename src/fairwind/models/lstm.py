@@ -68,7 +68,7 @@ def lstm(
 ) -> nn.Module:
     """Two LSTM layers of 100 over frozen `vectors` (words, width), or trainable ones for so many `words`."""
     if vectors is not None:
-        embedding = nn.Embedding(len(vectors), vectors.shape[1], _weight=vectors, _freeze=True)  # not a copy
+        embedding = nn.Embedding(len(vectors), vectors.shape[1], _weight=vectors, _freeze=True)
     elif words is not None:
         embedding = nn.Embedding(words, width)
     else:

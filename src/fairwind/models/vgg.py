@@ -44,9 +44,7 @@ class Block(Convolution):
     def forward(self, x: Tensor) -> Tensor:
         assert self.bias is not None
         y = self.product(x)
-        if (
-            self.pooled
-        ):  # before bias and ReLU, which keep the order: the same result from a quarter of the work
+        if self.pooled:  # before bias and ReLU, which keep the order of numbers
             y = torch.maximum(y[:, ::2], y[:, 1::2])
             y = torch.maximum(y[:, :, ::2], y[:, :, 1::2])
         return torch.relu(y + self.bias)
