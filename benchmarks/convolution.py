@@ -1,4 +1,4 @@
-"""VGG11's gradient for several clients at once: convolutions as matrix products, as grouped convolutions, in a loop.
+"""VGG11's gradients for clients at once: as matrix products, as grouped convolutions, and in a loop.
 
     python benchmarks/convolution.py [--device cuda] [--rows 4]
 

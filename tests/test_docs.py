@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from fairwind import algorithms
 from fairwind.metrics import METRICS
 
@@ -21,6 +23,17 @@ def test_the_readmes_table_is_the_recorded_result() -> None:
         assert found[entry["algorithm"]] == shown
     assert results["config"]["rounds"] == 1000
     assert results["config"]["seeds"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "results").glob("*/*-*.json")), ids=lambda file: file.stem)
+def test_the_tables_of_results_are_the_recorded_ones(file: Path) -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert f"../results/{file.parent.name}/{file.name}" in page
+    for entry in json.loads(file.read_text())["summary"]:
+        shown = " / ".join(f"{entry[m]['mean']:.1f}" for m in ("avg", "std", "worst30"))
+        assert re.search(rf"^\| {entry['algorithm']} \|.*{re.escape(shown)} \|", page, re.M), entry[
+            "algorithm"
+        ]
 
 
 def test_every_metric_and_algorithm_is_documented() -> None:
