@@ -268,6 +268,7 @@ def _load(spec: str, where: Where) -> Federation:
     if federation.origin:
         files = ", ".join(file["file"] for file in federation.origin["source"])
         _say("; ".join([f"{federation.name}, from {files}", *federation.origin.get("notes", [])]))
+        _say("measuring every client's loss before training")
     return federation
 
 
