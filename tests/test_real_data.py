@@ -88,7 +88,7 @@ def test_the_text_model_learns_real_tweets(cache: Path) -> None:
     pooled = Federation.from_clients([(federation.inputs[pick], federation.targets[pick])], classes=2)
     share = pooled.targets.double().mean().item()
     result = simulate(
-        models.lstm(vectors=federation.embedding),
+        lambda: models.lstm(vectors=federation.embedding),
         pooled,
         algorithms.fedavg(),
         rounds=3,
