@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from fairwind.report import charts, summary_table, write_report
 from fairwind.report.page import figures, finding, page
@@ -370,3 +370,15 @@ def test_the_distribution_loses_no_client_at_the_ends() -> None:
     density = charts._density(accuracy, grid) / (charts.SMOOTHING * np.sqrt(2 * np.pi))
     assert np.trapezoid(density, grid) == pytest.approx(1, abs=1e-3)
     assert density[grid < 20].sum() == pytest.approx(2 * density[grid > 80].sum(), rel=0.01)
+
+
+def test_clients_are_shown_by_name_where_names_are_known(tmp_path: Path) -> None:
+    write_run(tmp_path, ["fedavg", "adafedadam"])
+    numbered = figures(read_record(tmp_path))["clients"]["data"]["values"]
+    assert {row["client"] for row in numbered} <= {str(k) for k in range(len(numbered) + 1)}
+    arrays = load_file(tmp_path / "clients.safetensors")
+    names = [f"writer <{k}>" for k in range(len(arrays["train_size"]))]
+    save_file(arrays, tmp_path / "clients.safetensors", metadata={"names": json.dumps(names)})
+    named = figures(read_record(tmp_path))["clients"]["data"]["values"]
+    assert {row["client"] for row in named} == {f"writer <{row['client']}>" for row in numbered}
+    assert "writer \\u003c1>" in html_of(tmp_path)

@@ -185,7 +185,8 @@ class RunDirectory:
             "train_size": simulation.federation.train,
             "test_size": simulation.federation.test,
         }
-        write_atomic(self.path / CLIENTS, save(clients))
+        names = {"names": json.dumps(simulation.federation.names)}
+        write_atomic(self.path / CLIENTS, save(clients, metadata=names))
         models = {
             f"{run.label}/{run.seed}/{name}": value.cpu().contiguous()
             for run, x in zip(runs, simulation.x, strict=True)

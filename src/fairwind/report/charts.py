@@ -237,7 +237,7 @@ def clients(record: Record) -> alt.Chart:
     names = [display_name(label) for label in record.labels]
     columns: list[Row] = [
         {
-            "client": int(k),
+            "client": record.names[k],
             "place": place,
             "end": place + 1.1,  # under the next column, or a hairline shows between them
             "train": int(record.train_size[k]),
@@ -250,7 +250,7 @@ def clients(record: Record) -> alt.Chart:
     lowest = float(np.floor(known.min() / 10) * 10) if known.size else 0.0
     highest = float(np.ceil(known.max() / 10) * 10) if known.size else 100.0
     tooltip = [
-        alt.Tooltip("client:Q", format="d"),
+        "client:N",
         alt.Tooltip("train:Q", title="training samples", format=",d"),
         alt.Tooltip("test:Q", title="test samples", format=",d"),
         *(alt.Tooltip(f"a{i}:Q", title=f"{name}, %", format=".1f") for i, name in enumerate(names)),

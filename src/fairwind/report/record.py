@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors import safe_open
 
 from fairwind.files import CLIENTS, HISTORY, RESULTS
 from fairwind.report.table import seed_count
@@ -18,6 +18,7 @@ class Record(NamedTuple):
     accuracy: NDArray[np.float32]  # (R, K) percent, NaN where a client has no test samples
     train_size: NDArray[np.int64]  # (K,)
     test_size: NDArray[np.int64]  # (K,)
+    names: list[str]  # of the clients
 
     @property
     def labels(self) -> list[str]:
@@ -35,12 +36,14 @@ class Record(NamedTuple):
 
 
 def read_record(directory: Path) -> Record:
-    clients = load_file(directory / CLIENTS)
+    with safe_open(directory / CLIENTS, framework="numpy") as file:
+        clients = {key: file.get_tensor(key) for key in ("accuracy", "train_size", "test_size")}
+        known = (file.metadata() or {}).get("names")
+    numbered = [str(k) for k in range(len(clients["train_size"]))]  # as in records that lack names
     lines = (directory / HISTORY).read_text(encoding="utf-8").splitlines()
     return Record(
         results=json.loads((directory / RESULTS).read_text(encoding="utf-8")),
         history=[json.loads(line) for line in lines if line.strip()],
-        accuracy=clients["accuracy"],
-        train_size=clients["train_size"],
-        test_size=clients["test_size"],
+        **clients,
+        names=json.loads(known) if known else numbered,
     )
