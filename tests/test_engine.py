@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, Point, half_square, make_federation, make_model, points
-from fairwind import Federation, Settings, Solver, algorithms
+from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation, _compiler_found
 
@@ -289,3 +289,43 @@ def test_the_same_seed_starts_every_algorithm_from_the_same_model(ragged: Federa
     sim = simulation(ragged, ["fedavg", "adafedadam"], [0, 1])
     assert torch.equal(sim.x[0], sim.x[2])
     assert not torch.equal(sim.x[0], sim.x[1])
+
+
+@pytest.mark.parametrize("fits", [1, 3, 7])
+def test_a_chunk_that_does_not_fit_is_halved(ragged: Federation, monkeypatch, fits: int) -> None:
+    """However few rows fit, a round ends as if all had; and fewer are tried from then on."""
+    runs = [Run("fair", algorithms.adafedadam(), 0), Run("mean", algorithms.fedavg(), 1)]
+    settings = Settings(rounds=2, device=DEVICE, compile="off")
+    whole, halved = (Simulation(make_model, ragged, runs, settings) for _ in range(2))
+    failures = 0
+
+    def scarce(step):
+        def limited(flat: torch.Tensor, *rest: torch.Tensor) -> None:
+            nonlocal failures
+            if len(flat) > fits:
+                failures += 1
+                raise torch.OutOfMemoryError("CUDA out of memory, so to say")
+            step(flat, *rest)
+
+        return limited
+
+    for name in ("train_step", "probe_step"):
+        monkeypatch.setattr(halved.executor, name, scarce(getattr(halved.executor, name)))
+    for simulation in (whole, halved):
+        simulation.run()
+    assert failures > 0
+    assert halved.executor.budget < whole.executor.budget
+    torch.testing.assert_close(halved.x, whole.x, rtol=1e-12, atol=1e-13)
+    assert torch.equal(halved.left_out, whole.left_out)
+
+
+def test_a_client_that_does_not_fit_alone_is_an_error_with_a_remedy(ragged: Federation, monkeypatch) -> None:
+    runs = [Run("mean", algorithms.fedavg(), 0)]
+    simulation = Simulation(make_model, ragged, runs, Settings(rounds=1, device=DEVICE, compile="off"))
+
+    def never(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(simulation.executor, "train_step", never)
+    with pytest.raises(InputError, match=r"a single client does not fit .* smaller batch size"):
+        simulation.step()

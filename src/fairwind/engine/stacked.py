@@ -5,8 +5,9 @@ They go through in chunks that fit into memory; what leaves a chunk is a sum.
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +21,9 @@ from fairwind.engine.evaluate import chunks, client_means
 from fairwind.engine.executor import Outcome, Run
 from fairwind.engine.schedule import Plan, Schedule, Work, batches
 from fairwind.engine.solver import Solver
-from fairwind.errors import first_line
+from fairwind.errors import InputError, first_line
 
+T = TypeVar("T")
 PROBE_BATCH = 64  # samples of a client probed at once; padding wastes what a small client lacks
 
 
@@ -83,16 +85,45 @@ class Stacked:
         )
         longest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
         samples = (plan.size * plan.epochs)[entry]
-        for rows in self._chunks(longest_first, samples, self.schedule.solver.batch_size):
-            report, delta = self._train(x, loss0, plan, run[rows], entry[rows], loss[rows], grad_norm[rows])
+
+        def train(rows: Tensor) -> tuple[Report, Tensor]:
+            return self._train(x, loss0, plan, run[rows], entry[rows], loss[rows], grad_norm[rows])
+
+        batch_size = self.schedule.solver.batch_size
+        for rows, (report, delta) in self._chunked(longest_first, samples, batch_size, train):
             self._add(outcome, run[rows], report, delta)
         return outcome
 
-    def _chunks(self, rows: Tensor, samples: Tensor, batch_size: int) -> list[Tensor]:
-        """Rows in chunks within the budget, given how many samples each goes through."""
+    def _chunked(
+        self, rows: Tensor, samples: Tensor, batch_size: int, work: Callable[[Tensor], T]
+    ) -> Iterator[tuple[Tensor, T]]:
+        """Rows in chunks within the budget, given how many samples each goes through, and their work done.
+
+        Where memory runs out a chunk is halved, and so is the budget from then on.
+        """
         # Beside what is fixed, some dozen int64 numbers for each sample while the order is made.
         costs = self._fixed(batch_size) + 24 * samples[rows]
-        return [rows[chunk] for chunk in chunks(costs, self.budget)]
+        pending = [rows[chunk] for chunk in chunks(costs, self.budget)]
+        while pending:
+            chunk = pending.pop(0)
+            try:
+                done = work(chunk)
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
+                if len(chunk) == 1:
+                    raise InputError(
+                        f"a single client does not fit into memory ({first_line(error)}); "
+                        "take a smaller batch size or model, or another device"
+                    ) from error
+                done = None
+            if done is None:  # outside the handler, which holds on to the memory of what failed
+                self.budget = max(1, self.budget // 2)
+                pending[:0] = chunk.tensor_split(2)
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+            else:
+                yield chunk, done
 
     def _fixed(self, batch_size: int) -> int:
         """Numbers of a row, whatever its samples."""
@@ -112,7 +143,8 @@ class Stacked:
         wants_gradient = torch.tensor([probe == "gradient" for probe in asked])[run]
         samples = self.schedule.probed(plan.size)[entry]
         largest_first = torch.argsort(samples, descending=True, stable=True)
-        for rows in self._chunks(largest_first[wants_gradient[largest_first]], samples, PROBE_BATCH):
+
+        def measure(rows: Tensor) -> tuple[Tensor, Tensor]:
             entries, client = torch.unique(entry[rows], return_inverse=True)
             work = self.schedule.probing(plan, entries, PROBE_BATCH)
             weights = x[run[rows].to(x.device)]
@@ -121,8 +153,11 @@ class Stacked:
             for n, batch, _ in _steps(work, client, PROBE_BATCH):
                 self.probe_step(gradient[:n], weights[:n], batch, summed[:n], *self.data)
             size = work.size[client.to(x.device)]
-            loss[rows.to(x.device)] = summed.double() / size
-            grad_norm[rows.to(x.device)] = _norms(gradient) / size
+            return summed.double() / size, _norms(gradient) / size
+
+        wanted = largest_first[wants_gradient[largest_first]]
+        for rows, measured in self._chunked(wanted, samples, PROBE_BATCH, measure):
+            loss[rows.to(x.device)], grad_norm[rows.to(x.device)] = measured
         return loss, grad_norm
 
     def _probe_losses(self, x: Tensor, plan: Plan, seed: int) -> Tensor:
@@ -205,6 +240,10 @@ def _steps(work: Work, client: Tensor, batch_size: int) -> Iterable[tuple[int, T
     return zip(counts, samples, keys, strict=True)
 
 
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 def _norms(rows: Tensor) -> Tensor:
     """Euclidean norms of rows, summed in float64."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
@@ -270,7 +309,7 @@ def _compile(step: Callable[..., None]) -> Callable[..., None]:
             compiled(*arguments)
             chosen = compiled
         except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, RuntimeError) and _out_of_memory(error):
                 raise
             warnings.warn(f"the local step runs uncompiled, and slower: {first_line(error)}", stacklevel=2)
             chosen = step
