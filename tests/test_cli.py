@@ -227,7 +227,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     [
         (["compare", "sinthetic"], ["unknown setup 'sinthetic'", "did you mean 'synthetic'"]),
         (["compare", "synthetic:classs=5"], ["parameter of synthetic 'classs'", "did you mean 'classes'"]),
-        (["compare", "synthetic:classes=five"], ["classes='five' is not int"]),
+        (["compare", "synthetic:classes=five"], ["classes='five' is not a whole number"]),
         (["compare", "synthetic:sizes=big"], ["leaf or li"]),
         (["compare", "--algorithms", "fedavgg"], ["unknown algorithm 'fedavgg'", "did you mean 'fedavg'"]),
         (["compare", "--algorithms", "adafedadam:alfa=2"], ["'alfa'", "did you mean 'alpha'"]),

@@ -23,7 +23,7 @@ def test_every_setup_is_prepared_and_compared(tmp_path: Path, spec: str) -> None
     said = succeeded("data", spec, "--data-dir", folder, "--cache", cache).stdout
     manifest = json.loads(next(cache.glob("*/manifest.json")).read_text())
     assert f"clients {len(manifest['clients'])} " in " ".join(said.split())
-    assert manifest["digest"] in said.replace("\n", "")
+    assert manifest["digest"][:16] in said
     for name in ("labels.html", "labels.pdf", "labels.png"):
         assert (next(cache.iterdir()) / name).stat().st_size > 1000
     done = succeeded("compare", spec, "--cache", cache, *FAST, "--out", out)

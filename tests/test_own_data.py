@@ -107,7 +107,7 @@ def test_a_folder_holds_a_file_for_each_client(tmp_path: Path) -> None:
     [
         ("a.csv", b"x,y\n1,2\n", "a.csv has no column 'target'; it has x, y"),
         ("a.csv", b"x,target\n1,0\n2\n", "a.csv, line 3: 1 values under 2 columns"),
-        ("a.csv", b"x,target\n1,0\nred,1\n", "a.csv, line 3: could not convert string to float: 'red'"),
+        ("a.csv", b"x,target\n1,0\nred,1\n", "a.csv, line 3: x is 'red', not a number"),
         ("a.csv", b"x,target\n1,0\nnan,1\n", "client 'a': inputs of sample 1 hold NaN"),
         ("a.csv", b"x,target\n", "client 'a' has no training samples"),
         ("a.csv", b"x,target\n1,inf\n", "client 'a': targets of sample 0 hold NaN or infinity"),
@@ -163,3 +163,10 @@ def test_a_folder_that_is_none_or_names_a_client_twice_is_refused(tmp_path: Path
     np.savez(tmp_path / "b.npz", inputs=np.zeros((2, 1)))
     with pytest.raises(InputError, match=r"b.npz has no array 'targets'; it has inputs"):
         Federation.from_folder(tmp_path)
+
+
+def test_a_federation_is_shown_in_a_line() -> None:
+    federation = Federation.from_clients([(torch.zeros(n, 3), torch.zeros(n)) for n in (5, 10)], name="two")
+    assert (
+        repr(federation) == "<Federation 'two': 2 clients, 12 + 3 samples, float32 of shape (3,) per sample>"
+    )

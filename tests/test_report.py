@@ -387,3 +387,13 @@ def test_clients_are_shown_by_name_where_names_are_known(tmp_path: Path) -> None
     save_file(arrays, tmp_path / "clients.safetensors", metadata={"names": json.dumps(names)})
     assert clients_drawn(tmp_path) == {f"writer <{k}>" for k in numbered}
     assert "writer \\u003c1>" in html_of(tmp_path)
+
+
+def test_a_tie_is_called_one(tmp_path: Path) -> None:
+    results = write_run(tmp_path, ["fedavg", "adafedadam"])
+    for row in results["summary"]:
+        row["worst30"]["mean"] = 12.0
+    results["summary"][1]["avg"]["mean"] = results["summary"][0]["avg"]["mean"] + 3
+    said = finding(results)
+    assert said.startswith("FedAvg and AdaFedAdam serve the worst-off 30 % of clients equally well: 12.0 %")
+    assert said.endswith("is AdaFedAdam’s.")

@@ -383,6 +383,19 @@ def test_words_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     assert "does not exist" in refused(*data, tmp_path / "nowhere")
     assert "--glove" in refused(*data, femnist, "--glove", layouts.glove(tmp_path / "g"))
     assert "clients=9, but the data has 3 writers" in refused(*data, femnist, "--clients", 9)
+    hub = ("--cache", tmp_path / "cache")  # out of reach here, and must not even be asked
+    for bad in ("cifar10:beta=-1", "cifar10:clients=0", "femnist:clients=0", "sent140:tokens=0"):
+        name = bad.partition(":")[2].partition("=")[0]
+        assert f"{name}=" in refused("data", bad, *hub)
+    assert "fedavgg" in refused("compare", "cifar10", "--algorithms", "fedavgg", *hub)
+    assert "'abc' is not a number or iid" in refused("data", "cifar10:beta=abc", *hub)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "is not empty" in refused("compare", "femnist", "--out", tmp_path / "full", *hub)
+    tweets = layouts.sent140_csv(tmp_path / "t")
+    assert "but the data has 4 users" in refused(
+        "data", "sent140:by=group", "--clients", 5, "--data-dir", tweets, *hub
+    )
     for command in ("compare", "data"):
         assert "reads no files" in refused(command, "synthetic", "--data-dir", femnist)
     assert "given twice" in refused("data", "femnist:clients=2", "--clients", 3)
@@ -419,6 +432,9 @@ def test_prepared_data_is_found_by_its_vectors(tmp_path: Path) -> None:
     made = setups.entry("sent140:clients=3", Where(folder, vectors, tmp_path / "k"), print)
     setups.entry("sent140:clients=3", Where(folder, None, tmp_path / "k"), print)  # without, and newer
     assert setups.entry("sent140:clients=3", Where(None, vectors, tmp_path / "k"), print) == made
+    said: list[str] = []
+    assert setups.entry("sent140:clients=3", Where(None, None, tmp_path / "k"), said.append) != made
+    assert said == ["2 prepared sets of these parameters: the newest is taken (others by --data-dir)"]
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:

@@ -107,12 +107,14 @@ class Compare:
 
     def run(self) -> None:
         recipe = self.recipe()
+        recipe.check()
+        path = self.out or Path("runs") / f"{self.setup.partition(':')[0]}-{datetime.now():%Y%m%d-%H%M%S}"
+        RunDirectory.check_free(path)
         where = Where(self.data_dir, self.glove, self.cache)
         federation = _load(recipe.setup, where)
         simulation = recipe.build(federation)
         # with nothing left open
         recipe = replace(recipe, settings=simulation.settings, data=federation.origin.get("digest"))
-        path = self.out or Path("runs") / f"{self.setup.partition(':')[0]}-{datetime.now():%Y%m%d-%H%M%S}"
         directory = RunDirectory.create(path, recipe, where)
         with directory.locked():
             directory.write_history(simulation)
@@ -309,8 +311,9 @@ def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: fl
                 directory.write_history(simulation, since=written)
                 written = len(simulation.history)
             rate = simulation.round / max(simulation.seconds, 1e-9)
-            bar.update(task, completed=simulation.round, rate=f"{rate:.1f}/s")
-            if stop.asked:
+            shown = f"{rate:.1f}/s" if rate >= 0.5 else f"{1 / rate:.0f} s each"
+            bar.update(task, completed=simulation.round, rate=shown)
+            if stop.asked and not simulation.done:
                 save()
                 stop.saved = True
                 raise KeyboardInterrupt

@@ -40,12 +40,18 @@ class Recipe:
     data: str | None = None
     """Digest of the data, where it was prepared from files."""
 
-    def build(self, federation: Federation) -> Simulation:
-        """The simulation at round 0."""
+    def check(self) -> None:
+        """Refuses what can be refused before data is read."""
         for kind, given in (("algorithm", self.algorithms), ("seed", self.seeds)):
             for value in given:
                 if list(given).count(value) > 1:
                     raise InputError(f"{kind} {value!r} is given twice")
+        for spec in self.algorithms:
+            algorithms.build(spec)
+
+    def build(self, federation: Federation) -> Simulation:
+        """The simulation at round 0."""
+        self.check()
         setup = setups.find(self.setup)
         built = [algorithms.build(spec) for spec in self.algorithms]
         named = list(zip(self.labels, built, strict=True))
@@ -85,9 +91,9 @@ class RunDirectory:
         self.path, self.recipe, self.where, self.made_with = path, recipe, where, made_with
         self.checkpoints = path / "checkpoints"
 
-    @classmethod
-    def create(cls, path: Path, recipe: Recipe, where: Where) -> "RunDirectory":
-        """A new directory; one that holds anything is left alone."""
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuses a directory that holds anything."""
         try:
             if (path / RECIPE).exists():
                 raise InputError(
@@ -95,6 +101,14 @@ class RunDirectory:
                 )
             if path.exists() and any(path.iterdir()):
                 raise InputError(f"{path} is not empty: give another --out, so that nothing is overwritten")
+        except OSError as error:
+            raise InputError(f"cannot write to {path}: {error.strerror}") from None
+
+    @classmethod
+    def create(cls, path: Path, recipe: Recipe, where: Where) -> "RunDirectory":
+        """A new directory; one that holds anything is left alone."""
+        cls.check_free(path)
+        try:
             path.mkdir(parents=True, exist_ok=True)
             made_with = environment(recipe.settings.device)
             places = {k: str(v.absolute()) for k, v in where._asdict().items() if v is not None}

@@ -21,7 +21,7 @@ MODELS = "models.safetensors"
 
 def write_atomic(path: Path, data: bytes) -> Path:
     """Writes a file so that a reader, or a crash, sees the old one or the whole new one."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with open(partial, "wb") as file:
         file.write(data)
         file.flush()

@@ -10,6 +10,8 @@ from fairwind.errors import InputError, unknown
 
 T = TypeVar("T")
 
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
+
 
 def call(kind: str, spec: str, registry: Mapping[str, Callable[..., T]]) -> T:
     """Calls the builder a spec names, with the parameters it gives."""
@@ -59,6 +61,6 @@ def _parse(name: str, text: str, kind: Any) -> Any:
                 return choice(text)
             except ValueError:
                 continue
-    named = [typing.get_args(c) or (getattr(c, "__name__", str(c)),) for c in choices]
-    wanted = " or ".join(name for names in named for name in names).replace("NoneType", "none")
+    named = [typing.get_args(c) or (WORDS.get(c, str(c)),) for c in choices]
+    wanted = " or ".join(name for names in named for name in names)
     raise InputError(f"{name}={text!r} is not {wanted}")

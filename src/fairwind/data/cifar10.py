@@ -23,7 +23,7 @@ from fairwind.data.source import (
     distinct,
     images,
 )
-from fairwind.errors import InputError, first_line
+from fairwind.errors import InputError, first_line, in_range, positive
 
 LIKE = Like("RGB", (32, 32, 3), 10)
 RULE = (
@@ -104,6 +104,13 @@ def cifar10(
     return replace(federation, class_names=CLASSES), notes
 
 
+def _check(clients: int, beta: float | Literal["iid"], seed: int) -> None:
+    in_range(1, 50_001, clients=clients)
+    in_range(0, 2**32, seed=seed)
+    if beta != "iid":
+        positive(beta=beta)
+
+
 SOURCE = Source(
     repository="uoft-cs/cifar10",
     revision="main",
@@ -113,6 +120,7 @@ SOURCE = Source(
         Layout("the python batches", ("**/data_batch_[1-5]",), _batches),
     ),
     published=50_000,
+    check=_check,
     rule=RULE,
     federate=cifar10,
 )

@@ -15,7 +15,7 @@ from fairwind.counter import SPLIT, fold, mix, segments, shuffle
 from fairwind.errors import InputError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Clients' samples, one client after another; within a client first training, then test samples."""
 
@@ -176,6 +176,10 @@ class Federation:
         names, clients = read_clients(Path(path))
         name = name or Path(path).name
         return cls.from_clients(clients, names=names, train=train, seed=seed, name=name, classes=classes)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self):,} clients, {int(self.train.sum()):,} + {int(self.test.sum()):,} samples"
+        return f"<Federation {self.name!r}: {counts}, {kind(self.inputs)}>"
 
     def __len__(self) -> int:
         return len(self.names)

@@ -25,7 +25,7 @@ from fairwind.data.source import (
     leaf,
     stacked,
 )
-from fairwind.errors import InputError
+from fairwind.errors import InputError, in_range, whole
 
 LIKE = Like("L", (28, 28), 62)
 RULE = (
@@ -74,7 +74,7 @@ def femnist(samples: Samples, *, clients: int | None = None, seed: int = 0) -> t
     notes = [f"{repeated:,} repeated images of a writer left out"] if repeated else []
     owner, names = by_key([samples.owners[i] for i in keep])
     if clients is not None:
-        if not 1 <= clients <= len(names):
+        if clients > len(names):
             raise InputError(f"clients={clients}, but the data has {len(names)} writers")
         notes.append(f"the first {clients:,} of {len(names):,} writers by name")
         keep, owner, names = keep[owner < clients], owner[owner < clients], names[:clients]
@@ -90,6 +90,12 @@ def femnist(samples: Samples, *, clients: int | None = None, seed: int = 0) -> t
     return replace(federation, class_names=tuple(digits + ascii_uppercase + ascii_lowercase)), notes
 
 
+def _check(clients: int | None, seed: int) -> None:
+    if clients is not None:
+        whole(1, clients=clients)
+    in_range(0, 2**32, seed=seed)
+
+
 SOURCE = Source(
     repository="flwrlabs/femnist",
     revision="main",
@@ -101,4 +107,5 @@ SOURCE = Source(
     published=814_277,  # on the hub; LEAF lists 817,851, with one image of each writer twice
     rule=RULE,
     federate=femnist,
+    check=_check,
 )

@@ -78,15 +78,20 @@ def _csv(file: Path) -> dict[str, Any]:
             raise InputError(f"{file} has no column 'target'; it has {', '.join(header) or 'none'}")
         numbers = []
         for row in filter(None, rows):
-            try:
-                numbers.append([float(value) for value in row])
-                if len(row) != len(header):
-                    raise ValueError(f"{len(row)} values under {len(header)} columns")
-            except ValueError as error:
-                raise InputError(f"{file}, line {rows.line_num}: {error}") from None
+            where = f"{file}, line {rows.line_num}"
+            if len(row) != len(header):
+                raise InputError(f"{where}: {len(row)} values under {len(header)} columns")
+            numbers.append([_number(where, *cell) for cell in zip(header, row, strict=True)])
     table = np.array(numbers, dtype=np.float32).reshape(len(numbers), len(header))
     at = header.index("target")
     return {"inputs": np.delete(table, at, axis=1), "targets": table[:, at]}
+
+
+def _number(where: str, column: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{where}: {column} is {text!r}, not a number; write numbers only") from None
 
 
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {

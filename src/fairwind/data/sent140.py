@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fairwind.data.federation import Federation
 from fairwind.data.partition import by_key
 from fairwind.data.source import LEAF, PARQUET, Layout, Notes, Samples, Source, distinct, leaf, parquet
-from fairwind.errors import InputError, first_line, whole
+from fairwind.errors import InputError, first_line, in_range, whole
 
 PADDING, UNKNOWN = "<padding>", "<unknown>"  # words 0 and 1
 VOCABULARY = 10_000  # words kept where no vectors are given
@@ -127,7 +127,6 @@ def sent140(
 
     Go, Bhayani, Huang: Twitter Sentiment Classification using Distant Supervision. 2009.
     """
-    whole(1, clients=clients, tokens=tokens)
     assert isinstance(samples.inputs, list)
     keep = distinct(samples)
     repeated = len(samples.labels) - len(keep)
@@ -139,10 +138,15 @@ def sent140(
         keep, owners = keep[here], [users[k] for k in here]
         notes.append(f"{len(chosen):,} users have at least {least} tweets, which is nearest {clients:,}")
     else:
+        if clients > len(set(users)):
+            raise InputError(f"clients={clients}, but the data has {len(set(users))} users")
         owners = [_group(user, clients) for user in users]
+        empty = clients - len(set(owners))
         notes.append(
             f"users dealt into {clients:,} groups by a hash of their names: not the paper's partition"
         )
+        if empty:
+            notes.append(f"{empty:,} of the groups came out empty and are left out")
     owner, names = by_key(owners)
     texts = [tokenize(samples.inputs[i]) for i in keep]
     words, table = _glove(vectors, {w for t in texts for w in t}) if vectors else (_frequent(texts), None)
@@ -237,6 +241,11 @@ def _vector(where: str, values: str) -> NDArray[np.float32]:
     return vector
 
 
+def _check(clients: int, by: str, tokens: int, seed: int) -> None:
+    whole(1, clients=clients, tokens=tokens)
+    in_range(0, 2**32, seed=seed)
+
+
 SOURCE = Source(
     repository="stanfordnlp/sentiment140",
     revision="refs/convert/parquet",  # the hub's own conversion: the repository itself is a script
@@ -248,6 +257,7 @@ SOURCE = Source(
     ),
     rule=RULE,
     federate=sent140,
+    check=_check,
     published=1_600_000,
     vectors=True,
 )

@@ -50,6 +50,7 @@ class Source:
     rule: str  # in words; a change of it makes prepared data anew
     federate: Callable[..., tuple[Federation, Notes]]  # its keyword parameters are those of the setup's spec
     published: int  # samples of the whole data set
+    check: Callable[..., None] = lambda **_: None  # refuses parameters before anything is read
     vectors: bool = False  # whether words have pretrained vectors
 
     def locate(self, folder: Path, vectors: Path | None = None) -> "Found":
@@ -66,7 +67,10 @@ class Source:
             files = sorted(f for f in found if not any(f.match(name) for name in layout.without))
             if files:
                 return Found(folder, layout, tuple(files), table)
-        known = "; ".join(f"{each.name} ({', '.join(each.patterns)})" for each in self.layouts)
+        layouts: dict[str, list[str]] = {}
+        for layout in self.layouts:
+            layouts.setdefault(layout.name, []).extend(layout.patterns)
+        known = "; ".join(f"{name} ({', '.join(patterns)})" for name, patterns in layouts.items())
         raise InputError(f"data folder {folder} holds none of: {known}")
 
     def download(self) -> Path:
@@ -173,7 +177,10 @@ def parquet(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[st
             present = content.schema_arrow.names
             for column in columns:
                 if column not in present:
-                    raise InputError(f"{file} has no column {column!r}; it has {', '.join(present)}")
+                    needed = ", ".join(columns)
+                    raise InputError(
+                        f"{file} has no column {column!r}; it has {', '.join(present)}, needed are {needed}"
+                    )
             for batch in content.iter_batches(4096, columns=list(columns)):
                 yield row, batch.to_pydict()
                 row += batch.num_rows

@@ -74,6 +74,7 @@ def prepare(
     Without `data_dir`, the newest entry of these parameters is taken wherever it came from, and the hub is
     asked only if there is none. With it, an entry made from other files is not taken.
     """
+    source.check(**parameters)
     cache = cache or default_cache()
     rule = {"format": FORMAT, "setup": name, "parameters": parameters, "rule": source.rule}
     if data_dir is None:
@@ -81,9 +82,13 @@ def prepare(
         if glove is not None:
             table = named_vectors(glove)
             ready = [e for e in ready if sha256(table) in {f["sha256"] for f in e.manifest["source"]}]
+        if len(ready) > 1:
+            say(f"{len(ready)} prepared sets of these parameters: the newest is taken (others by --data-dir)")
         if ready:
             return ready[-1]
-    if data_dir is None:
+        others = [e.manifest["parameters"] for e in entries(cache) if e.manifest.get("setup") == name]
+        if others:
+            say(f"{name} is prepared in {cache} with other parameters; for these, give its --data-dir again")
         say(f"{name} is not prepared in {cache}: downloading {source.repository} from the Hugging Face hub")
     found = source.locate(data_dir or source.download(), glove)
     files = found.fingerprint()
@@ -91,8 +96,10 @@ def prepare(
     path = cache / f"{name}-{key}"
     if (path / MANIFEST).exists():
         return _read_manifest(path)
-    several = "s" * (len(files) > 1)
-    say(f"preparing {name} from {len(files)} file{several} of {found.folder} ({found.layout.name})")
+    several = "s" * (len(found.files) > 1)
+    beside = f", with the vectors of {found.vectors.name}" if found.vectors else ""
+    given = f"{len(found.files)} file{several} of {found.folder} ({found.layout.name}){beside}"
+    say(f"preparing {name} from {given}")
     samples = found.read()
     vectors = [found.vectors] if source.vectors else []
     federation, notes = source.federate(samples, *vectors, **parameters)
@@ -116,7 +123,7 @@ def save(path: Path, federation: Federation, known: dict[str, Any]) -> Entry:
     cache = path.parent
     manifest = known | {
         "name": federation.name,
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made": datetime.now(UTC).isoformat(),
         "digest": federation.digest(),
         "classes": federation.classes,
         "class_names": list(federation.class_names),

@@ -101,9 +101,7 @@ class Stacked:
 
         Where memory runs out a chunk is halved, and so is the budget from then on.
         """
-        # Beside what is fixed, some dozen int64 numbers for each sample while the order is made.
-        costs = self._fixed(batch_size) + 24 * samples[rows]
-        pending = [rows[chunk] for chunk in chunks(costs, self.budget)]
+        pending = self._chunks(rows, samples, batch_size)
         while pending:
             chunk = pending.pop(0)
             try:
@@ -124,6 +122,11 @@ class Stacked:
                     torch.cuda.empty_cache()
             else:
                 yield chunk, done
+
+    def _chunks(self, rows: Tensor, samples: Tensor, batch_size: int) -> list[Tensor]:
+        # Beside what is fixed, some dozen int64 numbers for each sample while the order is made.
+        costs = self._fixed(batch_size) + 24 * samples[rows]
+        return [rows[chunk] for chunk in chunks(costs, self.budget)]
 
     def _fixed(self, batch_size: int) -> int:
         """Numbers of a row, whatever its samples."""

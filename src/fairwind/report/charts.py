@@ -122,7 +122,12 @@ def curves(record: Record, key: str, title: str) -> alt.LayerChart:
         scale=alt.Scale(domain=[display_name(s) for s in record.labels], range=dashes),
         legend=_legend(shown),
     )
-    x = alt.X("round:Q", title="round", axis=alt.Axis(grid=False, tickCount=6), scale=alt.Scale(nice=False))
+    x = alt.X(
+        "round:Q",
+        title="round",
+        axis=alt.Axis(grid=False, tickCount=6, tickMinStep=1),
+        scale=alt.Scale(nice=False),
+    )
     y = alt.Y("mean:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
     picked = alt.selection_point(fields=["algorithm"], bind="legend")
     hovered = alt.selection_point(
@@ -132,7 +137,8 @@ def curves(record: Record, key: str, title: str) -> alt.LayerChart:
     base = alt.Chart(alt.InlineData([row for rows in series.values() for row in rows])).encode(
         x=x, color=colour
     )
-    line = base.mark_line(strokeWidth=2.25, strokeJoin="round").encode(
+    alone = all(len(rows) == 1 for rows in series.values())  # a line of one point shows nothing
+    line = base.mark_line(strokeWidth=2.25, strokeJoin="round", point=alone).encode(
         y=y, strokeDash=dash, opacity=alt.when(picked).then(alt.value(1)).otherwise(alt.value(0.12))
     )
     dots = base.mark_point(filled=True, size=45).encode(

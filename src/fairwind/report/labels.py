@@ -57,7 +57,7 @@ def write_labels(directory: Path, federation: Federation) -> list[Path]:
         body=section(
             "Labels by client",
             "Each column is a client, the largest on the left; a colour is the share of its samples that "
-            f"have the label. Point at one for its numbers.{sampled}",
+            f"have the label, and there is none where none has. Point at one for its numbers.{sampled}",
             ["labels"],
         )
         + section("Sizes", "Training samples of the same clients.", ["sizes"]),
@@ -72,11 +72,12 @@ def spread(federation: Federation, counts: NDArray[np.int64], shown: NDArray[np.
     """Each client a column, each class a row; the share of the client's samples is a colour."""
     classes = counts.shape[1]
     names = federation.class_names or tuple(map(str, range(classes)))
+    of = f"{len(shown)} of " if len(shown) < len(federation) else ""
     rows = [
         {
             "client": federation.names[k],
             "place": place,
-            "end": place + 1.04,
+            "end": place + 1,
             "label": names[c],
             "count": int(counts[k, c]),
             "share": round(100 * counts[k, c] / counts[k].sum(), 2),
@@ -86,7 +87,11 @@ def spread(federation: Federation, counts: NDArray[np.int64], shown: NDArray[np.
     ]
     chart: alt.Chart = (
         alt.Chart(alt.InlineData(rows), description="Share of each class among each client's samples")
-        .properties(width="container", height=min(560, max(60, 26 * classes)))
+        .properties(
+            width="container",
+            height=min(700, max(60, 26 * classes if classes < 20 else 11 * classes)),
+            title=f"{federation.name}: labels of {of}{len(federation):,} clients",
+        )
         .mark_rect(clip=True)
         .encode(
             x=_places(len(shown)),
@@ -102,7 +107,8 @@ def spread(federation: Federation, counts: NDArray[np.int64], shown: NDArray[np.
                 scale=alt.Scale(type="sqrt", domainMin=0),
                 legend=alt.Legend(
                     orient="top",
-                    title="share of samples, %",
+                    title="share of the client’s samples, % (square-root scale)",
+                    titleLimit=400,
                     gradientLength=180,
                     gradientThickness=10,
                 ),
@@ -168,7 +174,7 @@ def _facts(federation: Federation) -> dict[str, str]:
         "source": ", ".join(
             f"{f['file']} ({f['bytes']:,} bytes, {f['layout']})" for f in d.get("source", [])
         ),
-        "digest": d.get("digest", ""),
+        "digest": d.get("digest", "")[:16],
     }
     return {key: value for key, value in facts.items() if value}
 

@@ -146,13 +146,19 @@ def finding(results: Results) -> str:
         )
     second = ranked[1]
     gap = worst[first]["mean"] - worst[second]["mean"]
+    top = max(average, key=lambda label: average[label])
+    if gap < 0.05:
+        tied = [display_name(x) for x in ranked if worst[first]["mean"] - worst[x]["mean"] < 0.05]
+        return (
+            f"{_listed(tied)} serve the worst-off 30 % of clients equally well: {worst[first]['mean']:.1f} % "
+            f"accuracy; the highest average over all clients, {average[top]:.1f} %, is {display_name(top)}’s."
+        )
     if seed_count(results) == 1:
         doubt = " (one seed)"
     elif gap > math.hypot(worst[first]["std"] or 0, worst[second]["std"] or 0):
         doubt = ""
     else:
         doubt = ", which is within the spread of seeds"
-    top = max(average, key=lambda label: average[label])
     behind = average[top] - average[first]
     if behind < 0.05:
         verdict = "is the highest too"
@@ -163,6 +169,10 @@ def finding(results: Results) -> str:
         f"{gap:.1f} points above {display_name(second)}, the next best{doubt}; "
         f"its average over all clients, {average[first]:.1f} %, {verdict}."
     )
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _facts(results: Results) -> dict[str, str]:
