@@ -329,3 +329,13 @@ def test_a_client_that_does_not_fit_alone_is_an_error_with_a_remedy(ragged: Fede
     monkeypatch.setattr(simulation.executor, "train_step", never)
     with pytest.raises(InputError, match=r"a single client does not fit .* smaller batch size"):
         simulation.step()
+
+
+def test_first_losses_are_measured_only_for_those_who_ask(ragged: Federation) -> None:
+    runs = [Run("mean", algorithms.fedavg(), 0), Run("fair", algorithms.adafedadam(), 1)]
+    both = Simulation(make_model, ragged, runs, Settings(rounds=1, device=DEVICE, compile="off"))
+    fair = Simulation(make_model, ragged, runs[1:], Settings(rounds=1, device=DEVICE, compile="off"))
+    assert both.loss0[0].isnan().all()
+    torch.testing.assert_close(both.loss0[1], fair.loss0[0])
+    both.step()
+    assert both.left_out.tolist() == [0, 0]

@@ -123,10 +123,7 @@ class Simulation:
         start = {seed: self.cohort.flatten(m).to(self.settings.device) for seed, m in models.items()}
         self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
         self.states = [run.algorithm.init(x) for run, x in zip(self.runs, self.x, strict=True)]
-        train = split(self.federation, "train")
-        losses, _ = client_means(self.cohort, self.federation, torch.stack(list(start.values())), *train)
-        loss0 = dict(zip(start, losses, strict=True))
-        self.loss0 = torch.stack([loss0[run.seed] for run in self.runs])  # (R, K)
+        self.loss0 = self._first_losses(start)
 
         self.executor = self._executor()
         self.test = split(self.federation, "test")
@@ -137,6 +134,20 @@ class Simulation:
         self.stalled = torch.zeros_like(self.left_out)
         self.history: list[dict[str, Any]] = []
         self.evaluate()
+
+    def _first_losses(self, start: dict[int, Tensor]) -> Tensor:
+        """Every client's loss F_k(x⁰) under each run (R, K); NaN where the algorithm asks for none."""
+        losses = torch.full((len(self.runs), len(self.federation)), torch.nan, dtype=torch.float64)
+        losses = losses.to(self.x.device)
+        asking = [r for r, run in enumerate(self.runs) if run.algorithm.probe != "none"]
+        seeds = sorted({self.runs[r].seed for r in asking})
+        if seeds:
+            train = split(self.federation, "train")
+            models = torch.stack([start[seed] for seed in seeds])
+            first, _ = client_means(self.cohort, self.federation, models, *train)
+            for r in asking:
+                losses[r] = first[seeds.index(self.runs[r].seed)]
+        return losses
 
     def _executor(self) -> Executor:
         s = self.settings
