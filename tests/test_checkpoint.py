@@ -25,6 +25,18 @@ def test_the_newest_is_loaded_as_it_was(folder) -> None:
     assert refused == []
 
 
+def test_tensors_that_are_one_or_a_view_are_saved(tmp_path) -> None:
+    """At round 0 a server's state may hold one tensor under several names."""
+    one, whole = torch.ones(()), torch.arange(6.0).view(2, 3)
+    tensors = {"a": one, "b": one, "row": whole[0], "column": whole[:, 1]}
+    save_checkpoint(tmp_path, Checkpoint(0, tensors, {}), "me")
+    found, _ = load_checkpoint(tmp_path, "me")
+    assert {name: t.tolist() for name, t in found.tensors.items()} == {
+        **{"a": 1.0, "b": 1.0},
+        **{"row": [0.0, 1.0, 2.0], "column": [1.0, 4.0]},
+    }
+
+
 def test_only_the_newest_two_are_kept(folder) -> None:
     assert sorted(p.name for p in folder.iterdir()) == [
         "0000020.json",

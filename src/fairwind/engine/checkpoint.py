@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -26,7 +27,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, owner: str) -> None:
     """Adds a checkpoint of the simulation named by `owner`, and keeps it and the one before."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{checkpoint.round:07d}.safetensors"
-    data = save({name: t.cpu().contiguous() for name, t in checkpoint.tensors.items()})
+    # Copies, because a state may hold one tensor under several names.
+    copies = {
+        name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in checkpoint.tensors.items()
+    }
+    data = save(copies)
     write_atomic(path, data)
     record = {"round": checkpoint.round, "owner": owner, "record": checkpoint.record}
     vouched = {"sha256": _digest(data, record), **record}
