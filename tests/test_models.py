@@ -11,7 +11,7 @@ from fairwind.engine.cohort import Cohort
 from fairwind.engine.solver import Solver
 from fairwind.models.vgg import Block, ChannelsLast
 
-CLOSE = {"rtol": 1e-6, "atol": 1e-8}  # of float64
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
 
 def gradients(outputs: Tensor, module: nn.Module) -> list[Tensor]:

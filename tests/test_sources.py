@@ -250,6 +250,10 @@ def parquet_of_nothing(folder: Path) -> Path:
     return layouts.femnist_parquet(folder, [])
 
 
+def pictures_of_nothing(folder: Path) -> Path:
+    return layouts.cifar_parquet(folder, n=0)
+
+
 def only_neutral(folder: Path) -> Path:
     return layouts.sent140_csv(folder, [(2, "ann", "so so")])
 
@@ -326,6 +330,7 @@ BAD = {
     leaf_of_nothing: ("femnist", "hold no samples"),
     leaf_of_nonsense: ("femnist", "all_data_0.json, user 0 ('w0'): x and y are not lists"),
     parquet_of_nothing: ("femnist", "hold no samples"),
+    pictures_of_nothing: ("cifar10", "hold no samples"),
     only_neutral: ("sent140", "hold no samples"),
     damaged_gzip: ("sent140", "tweets.csv.gz, line ", "is damaged"),
     counts_disagree: (

@@ -23,7 +23,6 @@ from fairwind.data.source import (
     distinct,
     images,
     leaf,
-    stacked,
 )
 from fairwind.errors import InputError, in_range, whole
 
@@ -48,7 +47,7 @@ def _leaf(files: list[Path]) -> Samples:
                 pixels.append(_picture(f"{file}, user {user!r}, sample {i}", values, label))
             labels += y
             owners += [user] * len(y)
-    return Samples(stacked(pixels), np.array(labels, dtype=np.int64), owners)
+    return Samples(LIKE.stack(pixels), np.array(labels, dtype=np.int64), owners)
 
 
 def _picture(where: str, values: object, label: object) -> Pixels:

@@ -212,11 +212,7 @@ def images(files: list[Path], image: str, label: str, owner: str | None, like: "
             labels += rows[label]
             if owner:
                 owners += [_owner(f"{file}, row {first + i}", o) for i, o in enumerate(rows[owner])]
-    return Samples(stacked(pixels), np.array(labels, dtype=np.int64), owners)
-
-
-def stacked(pixels: list[Pixels]) -> Pixels:
-    return np.stack(pixels) if pixels else np.empty(0, np.uint8)
+    return Samples(like.stack(pixels), np.array(labels, dtype=np.int64), owners)
 
 
 class Like(NamedTuple):
@@ -225,6 +221,9 @@ class Like(NamedTuple):
     mode: str  # Pillow's
     shape: tuple[int, ...]
     classes: int
+
+    def stack(self, pictures: list[Pixels]) -> Pixels:
+        return np.stack(pictures) if pictures else np.empty((0, *self.shape), np.uint8)
 
     def check(self, where: str, picture: Pixels, label: Any) -> Pixels:
         if picture.shape != self.shape:

@@ -64,8 +64,8 @@ class Stacked:
         solver, size = self.schedule.solver, self.federation.train
         steps = solver.most * (-(-size // solver.batch_size))
         rows = self.schedule.participants * len(self.runs)
-        chunks = rows * self._fixed(solver.batch_size) // self.budget
-        return int(max(steps.max(), chunks * steps.double().mean()))
+        passes = rows * self._fixed(solver.batch_size) // self.budget
+        return int(max(steps.max(), passes * steps.double().mean()))
 
     @torch.no_grad()
     def round(self, x: Tensor, loss0: Tensor, round: int) -> Outcome:
