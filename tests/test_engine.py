@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, Point, half_square, make_federation, make_model, points
 from fairwind import Federation, InputError, Settings, Solver, algorithms
+from fairwind.engine.bench import Rows
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation, _compiler_found
 
@@ -235,17 +236,17 @@ def test_probes_are_paid_for_only_by_algorithms_that_ask(ragged: Federation, mon
     plain = simulation(ragged, ["fedavg", "fedadam", "fednova"], [0])
     asking = simulation(ragged, ["fedavg", "qfedavg", "adafedadam"], [0])
     for sim in (plain, asking):
-        step, losses = sim.executor.probe_step, sim.executor._probe_losses
+        step, losses = sim.executor.probing.step, sim.executor._probe_losses
 
         def count_gradient(*args, step=step):
-            counted["gradient"] += len(args[0])
+            counted["gradient"] += len(args[0].loss)
             return step(*args)
 
         def count_loss(x, *args, losses=losses):
             counted["loss"] += len(x)
             return losses(x, *args)
 
-        monkeypatch.setattr(sim.executor, "probe_step", count_gradient)
+        monkeypatch.setattr(sim.executor.probing, "step", count_gradient)
         monkeypatch.setattr(sim.executor, "_probe_losses", count_loss)
     plain.step()
     assert counted == {"loss": 0, "gradient": 0}
@@ -300,17 +301,17 @@ def test_a_chunk_that_does_not_fit_is_halved(ragged: Federation, monkeypatch, fi
     failures = 0
 
     def scarce(step):
-        def limited(flat: torch.Tensor, *rest: torch.Tensor) -> None:
+        def limited(rows: Rows, *rest: torch.Tensor) -> None:
             nonlocal failures
-            if len(flat) > fits:
+            if len(rows.loss) > fits:
                 failures += 1
                 raise torch.OutOfMemoryError("CUDA out of memory, so to say")
-            step(flat, *rest)
+            step(rows, *rest)
 
         return limited
 
-    for name in ("train_step", "probe_step"):
-        monkeypatch.setattr(halved.executor, name, scarce(getattr(halved.executor, name)))
+    for bench in (halved.executor.training, halved.executor.probing):
+        monkeypatch.setattr(bench, "step", scarce(bench.step))
     for simulation in (whole, halved):
         simulation.run()
     assert failures > 0
@@ -326,7 +327,7 @@ def test_a_client_that_does_not_fit_alone_is_an_error_with_a_remedy(ragged: Fede
     def never(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(simulation.executor, "train_step", never)
+    monkeypatch.setattr(simulation.executor.training, "step", never)
     with pytest.raises(InputError, match=r"a single client does not fit .* smaller batch size"):
         simulation.step()
 

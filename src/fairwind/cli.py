@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from fairwind import __version__, algorithms, setups
 from fairwind.comparison import Recipe, RunDirectory
 from fairwind.data.federation import Federation
+from fairwind.engine.precision import Precision
 from fairwind.engine.simulation import Engine, Settings, Simulation, Switch
 from fairwind.errors import InputError, first_line, unknown
 from fairwind.files import RESULTS
@@ -97,6 +98,9 @@ class Compare:
     """stacked trains all clients of all runs at once; loop, one after another, is for reference."""
     compile: Switch = "auto"
     """Compile the local step; auto does where a compiler is found and the run is long enough."""
+    precision: Precision = "auto"
+    """How local steps are computed: float32 is exact; tf32 rounds the factors of products, bf16 all but
+    weights and sums, both for speed on a GPU. auto is tf32 on a GPU, float32 on a CPU."""
     memory: float | None = None
     """GiB that clients training at once may take; the rest wait (if not given: on a CPU 1/32, which stays
     near its cache; on a GPU a quarter of its memory)."""
@@ -136,6 +140,7 @@ class Compare:
             engine=self.engine,
             device=self.device,
             compile=self.compile,
+            precision=self.precision,
             memory=self.memory,
         )
         specs = tuple(self._with_alpha(algorithm) for algorithm in self.algorithms)

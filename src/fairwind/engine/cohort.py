@@ -13,6 +13,7 @@ from fairwind.data.federation import Federation, kind
 from fairwind.errors import InputError, first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,)
+Parts = tuple[Tensor, ...]  # a model's parameters, one by one; or those of many rows, (rows, *shape) each
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -36,7 +37,15 @@ class Cohort:
     Parameters with `requires_grad=False` and all buffers are shared by every row, not copied.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss = cross_entropy, score: Loss = accuracy):
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss = cross_entropy,
+        score: Loss = accuracy,
+        *,
+        compute: torch.dtype | None = None,
+    ):
+        """Local steps are computed in the type `compute`, if it is given, instead of the model's own."""
         _refuse_batch_norm(model)
         self.loss, self.score = loss, score
         self.training = _count_dropout(copy.deepcopy(model).train())
@@ -48,16 +57,20 @@ class Cohort:
             raise InputError("the model mixes parameter types; convert it with model.float()")
         self.names = list(trainable)
         self.shapes = [p.shape for p in trainable.values()]
+        self.strides = [torch.empty_like(p).stride() for p in trainable.values()]
         self.sizes = [p.numel() for p in trainable.values()]
         self.dtype = next(iter(trainable.values())).dtype
+        self.compute = compute or self.dtype
+        if self.compute != self.dtype:
+            self.training.to(self.compute)
         self.parameters = sum(self.sizes)  # P
         self.per_row = self.per_sample = 0  # numbers of a row beside its parameters; see `check`
         self.keys = [n for n, _ in self.training.named_buffers() if n.endswith("dropout_key")]
-        # (rows, P) × (rows, B, ...) -> (rows, P): each row's gradient of its mean loss over a batch
+        # parts of rows × (rows, B, ...) -> parts: each row's gradient of its mean loss over a batch
         # Rows are independent: the gradient of their sum holds each row's own. With `grad` outside, the
         # backward pass runs on whole matrices, and compiles for any number of rows.
         self.gradients = grad(lambda *rows: vmap(self._mean_loss)(*rows).sum())
-        # the same of the summed loss, without dropout, and the sums: (rows, P), (rows,)
+        # the same of the summed loss, without dropout, and the sums: parts, (rows,)
         self.probes = grad(self._total_loss, has_aux=True)
         # (runs, P) × (B, ...) -> (runs, B), (runs, B): each sample's loss and score under each model
         self.scores = vmap(self._scores, in_dims=(0, None, None))
@@ -72,6 +85,8 @@ class Cohort:
         """How many numbers a batch becomes on its way through the model until the way back, about."""
         given = [*self.training.parameters(), *self.training.buffers()]
         shared = {t.untyped_storage().data_ptr() for t in given}
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.compute)
         kept: dict[int, int] = {}
 
         def keep(value: Tensor) -> Tensor:
@@ -88,10 +103,14 @@ class Cohort:
         found = dict(model.named_parameters())
         return torch.cat([found[n].detach().reshape(-1) for n in self.names])
 
+    def parts(self, flat: Tensor) -> Parts:
+        """Views of flat vectors (..., P), parameter by parameter: (..., *shape) each."""
+        split = torch.split(flat, self.sizes, dim=-1)
+        return tuple(p.view(p.shape[:-1] + s) for p, s in zip(split, self.shapes, strict=True))
+
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat vector under the parameters' names."""
-        parts = torch.split(flat, self.sizes)
-        return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+        return dict(zip(self.names, self.parts(flat), strict=True))
 
     def state_dict(self, flat: Tensor) -> dict[str, Tensor]:
         """A complete state dict of the model with these parameters."""
@@ -101,28 +120,33 @@ class Cohort:
                 model.get_parameter(name).copy_(value)
         return dict(model.state_dict())
 
-    def outputs(self, flat: Tensor, inputs: Tensor, key: Tensor) -> Tensor:
-        """The model's outputs while training; `key` decides which units drop out."""
-        return self._call(self.training, self.unflatten(flat) | dict.fromkeys(self.keys, key), inputs)
+    def outputs(self, parts: Parts, inputs: Tensor, key: Tensor) -> Tensor:
+        """The model's outputs while training, in its own type; `key` decides which units drop out."""
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.compute)
+        values = dict(zip(self.names, parts, strict=True)) | dict.fromkeys(self.keys, key)
+        outputs: Tensor = functional_call(self.training, values, (inputs,))
+        return outputs.to(self.dtype)
 
-    def _call(self, module: nn.Module, values: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(module, values, (inputs,))
+    def _evaluate(self, parts: Parts, inputs: Tensor) -> Tensor:
+        values = dict(zip(self.names, parts, strict=True))
+        outputs: Tensor = functional_call(self.evaluating, values, (inputs,))
         return outputs
 
-    def _mean_loss(self, flat: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor) -> Tensor:
-        losses = self.loss(self.outputs(flat, inputs, key), targets)
+    def _mean_loss(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor) -> Tensor:
+        losses = self.loss(self.outputs(parts, inputs, key), targets)
         return torch.where(mask, losses, 0).sum() / mask.sum().clamp(min=1)
 
-    def _summed_loss(self, flat: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        losses = self.loss(self._call(self.evaluating, self.unflatten(flat), inputs), targets)
+    def _summed_loss(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        losses = self.loss(self._evaluate(parts, inputs), targets)
         return torch.where(mask, losses, 0).sum()
 
-    def _total_loss(self, *rows: Tensor) -> tuple[Tensor, Tensor]:
-        losses = vmap(self._summed_loss)(*rows)
+    def _total_loss(self, parts: Parts, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        losses = vmap(self._summed_loss)(parts, *rows)
         return losses.sum(), losses
 
     def _scores(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self._call(self.evaluating, self.unflatten(flat), inputs)
+        outputs = self._evaluate(self.parts(flat), inputs)
         return self.loss(outputs, targets), self.score(outputs, targets)
 
 
@@ -165,22 +189,25 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation) -> None:
     inputs, targets = federation.inputs[:1], federation.targets[:1]
     device = inputs.device
     flat = cohort.flatten(model).to(device).expand(2, -1)
+    parts = tuple(part.to(cohort.compute) for part in cohort.parts(flat))
     key = torch.zeros(2, dtype=torch.int64, device=device)
     mask = torch.ones(2, 1, dtype=torch.bool, device=device)
     try:
         one, two = cohort.measure(inputs.clone()), cohort.measure(torch.cat([inputs, inputs]))
         cohort.per_row, cohort.per_sample = 2 * one - two, two - one
-        outputs = cohort.outputs(flat[0], inputs, key[0])
+        outputs = cohort.outputs(tuple(part[0] for part in parts), inputs, key[0])
         if cohort.loss is cross_entropy:
             _check_labels(federation, outputs.shape[-1])
         stacked = inputs.expand(2, *inputs.shape).clone(), targets.expand(2, *targets.shape).clone()
-        cohort.gradients(flat, *stacked, mask, key)
+        cohort.gradients(parts, *stacked, mask, key)
         losses, scores = cohort.scores(flat, inputs, targets)
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = first_line(error)
         hint = "; for randomness use the module nn.Dropout" if "random" in reason else ""
+        if cohort.compute != cohort.dtype and "dtype" in reason:
+            hint = f"; with precision=float32 it need not compute in {str(cohort.compute)[6:]}"
         given = f"inputs ({kind(inputs)}) and targets ({kind(targets)})"
         raise InputError(f"the model cannot train, stacked, on {given}: {reason}{hint}") from error
     for what, value in (("loss", losses), ("score", scores)):

@@ -4,9 +4,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from fairwind.engine.cohort import Cohort, Loss, accuracy, check, cross_entropy
 from fairwind.engine.evaluate import client_means, split
 from fairwind.engine.executor import Executor, Run
 from fairwind.engine.loop import Loop
+from fairwind.engine.precision import Precision, compute_type, products
 from fairwind.engine.schedule import Schedule
 from fairwind.engine.solver import Solver
 from fairwind.engine.stacked import Stacked
@@ -46,6 +48,9 @@ class Settings:
     device: str = "auto"
     compile: Switch = "auto"
     """Compile the local step; "auto" does where a compiler is found and the run is long enough."""
+    precision: Precision = "auto"
+    """How local steps are computed: exactly (float32), or with factors rounded (tf32) or all but the weights
+    and sums in half the bits (bf16) for speed on a GPU. "auto" is tf32 on a GPU, float32 elsewhere."""
     memory: float | None = None
     """GiB that rows training at once may take; None is 1/32 on a CPU, near its cache, a quarter of a GPU."""
 
@@ -62,13 +67,14 @@ class Settings:
         for name, value, known in (
             ("engine", self.engine, ("stacked", "loop")),
             ("compile", self.compile, ("auto", "on", "off")),
+            ("precision", self.precision, get_args(Precision)),
         ):
             if value not in known:
                 raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
 
 
 def resolve(settings: Settings) -> Settings:
-    """The settings with device and memory chosen, so that a resumed run computes the same."""
+    """The settings with device, memory and precision chosen, so that a resumed run computes the same."""
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,11 +84,17 @@ def resolve(settings: Settings) -> Settings:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {device!r} cannot be used here: {first_line(error)}") from None
-    memory = settings.memory
+    memory, precision = settings.memory, settings.precision
+    on_gpu = device.startswith("cuda")
+    if precision == "auto":
+        precision = "tf32" if on_gpu else "float32"
+    if precision == "tf32" and not on_gpu:
+        raise InputError("precision tf32 is a GPU's; on a CPU take float32")
+    if precision == "bf16" and settings.engine == "loop":
+        raise InputError("precision bf16 is the stacked engine's; with engine=loop take float32 or tf32")
     if memory is None:
-        on_gpu = device.startswith("cuda")
         memory = torch.cuda.get_device_properties(device).total_memory / 2**32 if on_gpu else 1 / 32
-    return replace(settings, device=device, memory=memory)
+    return replace(settings, device=device, memory=memory, precision=precision)
 
 
 def _compiler_found(device: str) -> bool:
@@ -114,7 +126,8 @@ class Simulation:
         models = {run.seed: _build(model, run.seed) for run in self.runs}
         first = next(iter(models.values()))
         _check_shared(models)
-        self.cohort = Cohort(first, loss, score).to(self.settings.device)
+        compute = compute_type(self.settings.precision)
+        self.cohort = Cohort(first, loss, score, compute=compute).to(self.settings.device)
         self.federation = _cast(federation, self.cohort.dtype).to(self.settings.device)
         check(self.cohort, first, self.federation)
         if not federation.test.any():
@@ -144,7 +157,8 @@ class Simulation:
         if seeds:
             train = split(self.federation, "train")
             models = torch.stack([start[seed] for seed in seeds])
-            first, _ = client_means(self.cohort, self.federation, models, *train)
+            with self._products():
+                first, _ = client_means(self.cohort, self.federation, models, *train)
             for r in asking:
                 losses[r] = first[seeds.index(self.runs[r].seed)]
         return losses
@@ -165,6 +179,9 @@ class Simulation:
             stacked.compile()
         return stacked
 
+    def _products(self) -> AbstractContextManager[None]:
+        return products(self.settings.precision, self.x.device)
+
     @property
     def done(self) -> bool:
         return self.round >= self.settings.rounds
@@ -172,7 +189,8 @@ class Simulation:
     def step(self) -> None:
         """One round of every run, and an evaluation if one is due."""
         began = time.perf_counter()
-        outcome = self.executor.round(self.x, self.loss0, self.round)
+        with self._products():
+            outcome = self.executor.round(self.x, self.loss0, self.round)
         models = []
         for r, run in enumerate(self.runs):
             sums = outcome.total[r], outcome.sums[r], outcome.used[r]
@@ -206,7 +224,8 @@ class Simulation:
 
     def evaluate(self) -> None:
         """Every client's test loss and accuracy now, added to the history."""
-        loss, score = client_means(self.cohort, self.federation, self.x, *self.test)
+        with self._products():
+            loss, score = client_means(self.cohort, self.federation, self.x, *self.test)
         self.loss, self.accuracy = loss.cpu(), 100 * score.cpu()  # (R, K)
         for r, run in enumerate(self.runs):
             metrics = finite(fairness(self.accuracy[r], self.loss[r], self.federation.test))

@@ -4,9 +4,7 @@ Rows are sorted by their number of local steps, so the rows still training are a
 They go through in chunks that fit into memory; what leaves a chunk is a sum.
 """
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
@@ -16,11 +14,12 @@ from torch import Tensor
 from fairwind.contract import AnyAlgorithm, Report, contribute
 from fairwind.counter import mix, segments
 from fairwind.data.federation import Federation
-from fairwind.engine.cohort import Cohort
+from fairwind.engine.bench import Bench, out_of_memory, probe_step, train_step
+from fairwind.engine.cohort import Cohort, Parts
 from fairwind.engine.evaluate import chunks, client_means
 from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.precision import products
 from fairwind.engine.schedule import Plan, Schedule, Work, batches
-from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line
 
 T = TypeVar("T")
@@ -51,13 +50,15 @@ class Stacked:
                 self.algorithms.append(run.algorithm)
         index = [next(i for i, a in enumerate(self.algorithms) if a is run.algorithm) for run in runs]
         self.algorithm_of = torch.tensor(index)  # (R,)
-        self.train_step = _train_step(cohort, schedule.solver)
-        self.probe_step = _probe_step(cohort)
+        momentum = bool(schedule.solver.momentum)
+        step = train_step(cohort, schedule.solver)
+        self.training = Bench(step, cohort, self.data, carries=momentum, casts=True)
+        self.probing = Bench(probe_step(cohort), cohort, self.data, carries=True, casts=False)
 
     def compile(self) -> None:
         """Compiles the steps when they are first taken."""
-        self.train_step = _compile(self.train_step)
-        self.probe_step = _compile(self.probe_step)
+        self.training.compile()
+        self.probing.compile()
 
     def calls(self) -> int:
         """How often the step of local training is called in a round, about."""
@@ -86,7 +87,7 @@ class Stacked:
         longest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
         samples = (plan.size * plan.epochs)[entry]
 
-        def train(rows: Tensor) -> tuple[Report, Tensor]:
+        def train(rows: Tensor) -> tuple[Report, Parts]:
             return self._train(x, loss0, plan, run[rows], entry[rows], loss[rows], grad_norm[rows])
 
         batch_size = self.schedule.solver.batch_size
@@ -107,7 +108,7 @@ class Stacked:
             try:
                 done = work(chunk)
             except RuntimeError as error:
-                if not _out_of_memory(error):
+                if not out_of_memory(error):
                     raise
                 if len(chunk) == 1:
                     raise InputError(
@@ -118,6 +119,8 @@ class Stacked:
             if done is None:  # outside the handler, which holds on to the memory of what failed
                 self.budget = max(1, self.budget // 2)
                 pending[:0] = chunk.tensor_split(2)
+                self.training.clear()
+                self.probing.clear()
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
             else:
@@ -150,13 +153,10 @@ class Stacked:
         def measure(rows: Tensor) -> tuple[Tensor, Tensor]:
             entries, client = torch.unique(entry[rows], return_inverse=True)
             work = self.schedule.probing(plan, entries, PROBE_BATCH)
-            weights = x[run[rows].to(x.device)]
-            gradient = torch.zeros_like(weights)
-            summed = torch.zeros(len(rows), dtype=x.dtype, device=x.device)
-            for n, batch, _ in _steps(work, client, PROBE_BATCH):
-                self.probe_step(gradient[:n], weights[:n], batch, summed[:n], *self.data)
+            seated = self.probing.seat(x, run[rows].to(x.device))
+            _take(self.probing, work, client, PROBE_BATCH)
             size = work.size[client.to(x.device)]
-            return summed.double() / size, _norms(gradient) / size
+            return seated.loss.double() / size, _norms(seated.carried) / size
 
         wanted = largest_first[wants_gradient[largest_first]]
         for rows, measured in self._chunked(wanted, samples, PROBE_BATCH, measure):
@@ -182,18 +182,16 @@ class Stacked:
         entry: Tensor,
         loss: Tensor,
         grad_norm: Tensor,
-    ) -> tuple[Report, Tensor]:
-        """Lets rows train, the longest first; their reports, and their updates δ (rows, P)."""
+    ) -> tuple[Report, Parts]:
+        """Lets rows train, the longest first; their reports, and their updates δ."""
         solver, device = self.schedule.solver, x.device
         run = run.to(device)
-        received = x[run]
-        flat = received.clone()
-        buffer = torch.zeros_like(flat) if solver.momentum else None
         entries, client = torch.unique(entry, return_inverse=True)
         work = self.schedule.training(plan, entries)
-        for n, samples, keys in _steps(work, client, solver.batch_size):
-            self.train_step(flat[:n], None if buffer is None else buffer[:n], samples, keys, *self.data)
-        delta = received.sub_(flat)
+        delta = self.training.seat(x, run).weights
+        _take(self.training, work, client, solver.batch_size)
+        for trained, part in zip(delta, self.cohort.parts(x), strict=True):
+            trained.neg_().add_(part[run])
         report = Report(
             size=plan.size[entry].double().to(device),
             steps=solver.accumulated(plan.steps[entry].double()).to(device),
@@ -205,9 +203,9 @@ class Stacked:
         )
         return report, delta
 
-    def _add(self, outcome: Outcome, run: Tensor, report: Report, delta: Tensor) -> None:
+    def _add(self, outcome: Outcome, run: Tensor, report: Report, delta: Parts) -> None:
         """Adds the rows' contributions to their runs' sums."""
-        device = delta.device
+        device = report.size.device
         member = F.one_hot(run, len(self.runs)).T.double().to(device)  # (R, rows)
         coef = torch.zeros_like(report.size)
         usable = torch.zeros_like(report.size, dtype=torch.bool)
@@ -219,103 +217,30 @@ class Stacked:
             for r in (self.algorithm_of == a).nonzero()[:, 0].tolist():
                 before = outcome.sums[r] or [0] * len(part.sums)
                 outcome.sums[r] = type(part.sums)(*(b + new for b, new in zip(before, added[r], strict=True)))
-        delta.masked_fill_(~usable[:, None], 0)  # never 0·NaN
         weights = member * coef
         scale = weights.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        outcome.total.add_(scale * ((weights / scale).to(delta.dtype) @ delta).double())
+        scaled = (weights / scale).to(self.cohort.dtype)
+        totals = torch.split(outcome.total, self.cohort.sizes, dim=1)
+        with products("float32", device):
+            for total, update in zip(totals, delta, strict=True):
+                rows = update.reshape(len(run), -1).masked_fill(~usable[:, None], 0)  # never 0·NaN
+                total.add_(scale * (scaled @ rows).double())
         counted = (member @ usable.double()).long()
         outcome.used.add_(counted)
         outcome.left_out.add_(member.sum(1).long() - counted)
 
 
-def _steps(work: Work, client: Tensor, batch_size: int) -> Iterable[tuple[int, Tensor, Tensor]]:
-    """For rows that are the work's clients, the longest first: each step's number of rows, batches and keys.
-
-    A single row is counted as two where there are two, because compiled code treats a size of one apart.
-    """
+def _take(bench: Bench, work: Work, client: Tensor, batch_size: int) -> None:
+    """Lets rows that are the work's clients, the longest first, take all their steps."""
     finished = torch.bincount(work.steps.cpu()[client]).cumsum(0)[:-1]
-    active = (len(client) - finished).clamp(min=min(2, len(client)))
+    active = bench.rounded(len(client) - finished)
     client = client.to(work.order.device)
     step, row = segments(active.to(client.device))
-    counts = active.tolist()
-    samples = torch.split(batches(work, client[row], step, batch_size), counts)
-    keys = torch.split(mix(work.key[client[row]], step), counts)
-    return zip(counts, samples, keys, strict=True)
+    table, keys = batches(work, client[row], step, batch_size), mix(work.key[client[row]], step)
+    bench.work(active.tolist(), table, keys)
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def _norms(rows: Tensor) -> Tensor:
+def _norms(parts: Parts) -> Tensor:
     """Euclidean norms of rows, summed in float64."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms
-
-
-def _train_step(cohort: Cohort, solver: Solver) -> Callable[..., None]:
-    """One local step of every row, in place."""
-
-    def step(
-        flat: Tensor,  # (rows, P)
-        buffer: Tensor | None,  # (rows, P)
-        samples: Tensor,  # (rows, B), negative is padding
-        keys: Tensor,  # (rows,)
-        inputs: Tensor,
-        targets: Tensor,
-    ) -> None:
-        mask, index = samples >= 0, torch.where(samples >= 0, samples, ~samples)
-        g = cohort.gradients(flat, inputs[index], targets[index], mask, keys)
-        change, momenta = solver.update(flat, g, buffer)
-        flat.add_(torch.where(mask[:, :1], change, 0))  # a row that has finished stays
-        if buffer is not None and momenta is not None:
-            buffer.copy_(momenta)
-
-    return step
-
-
-def _probe_step(cohort: Cohort) -> Callable[..., None]:
-    """Adds a block of every row's samples to its summed gradient and loss, in place."""
-
-    def step(
-        gradient: Tensor,  # (rows, P)
-        weights: Tensor,  # (rows, P)
-        samples: Tensor,  # (rows, B), negative is padding
-        summed: Tensor,  # (rows,)
-        inputs: Tensor,
-        targets: Tensor,
-    ) -> None:
-        mask, index = samples >= 0, torch.where(samples >= 0, samples, ~samples)
-        g, losses = cohort.probes(weights, inputs[index], targets[index], mask)
-        gradient.add_(g)
-        summed.add_(losses)
-
-    return step
-
-
-def _compile(step: Callable[..., None]) -> Callable[..., None]:
-    """Compiles a step for any number of rows, which are the first dimension of its first four arguments."""
-    assert isinstance(step, FunctionType)
-    # Compiled code is cached, and its number limited, by code object: each engine gets its own.
-    step.__code__ = step.__code__.replace()
-    compiled = torch.compile(step)
-    chosen: Callable[..., None] | None = None
-
-    def call(*arguments: Tensor | None) -> None:
-        nonlocal chosen
-        if chosen is not None:
-            return chosen(*arguments)
-        for rows in arguments[:4]:
-            if rows is not None and len(rows) > 1:
-                torch._dynamo.mark_dynamic(rows, 0)
-        try:
-            compiled(*arguments)
-            chosen = compiled
-        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-            if isinstance(error, RuntimeError) and _out_of_memory(error):
-                raise
-            warnings.warn(f"the local step runs uncompiled, and slower: {first_line(error)}", stacklevel=2)
-            chosen = step
-            step(*arguments)
-
-    return call
+    norms = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float64) for part in parts]
+    return torch.stack(norms).square().sum(0).sqrt()
