@@ -1,205 +1,230 @@
-"""How much faster the stacked engine is than a plain loop, doing the same work in the same process.
+"""How much faster the stacked engine is than a plain loop, on each setup, and how far from the hardware's limit.
 
-    python benchmarks/engine.py [--device cpu|cuda] [--repeats N] [--memory]
+    python benchmarks/engine.py [synthetic femnist …] [--device cuda] [--precision bf16] [--profile]
 
-Ratios are taken between neighbouring measurements and their median is printed: machines are noisy, and
-a ratio suffers less. Absolute times are for orientation only.
+The loop does the same work (batches, probes, sums) client by client with PyTorch's own layers, in the same
+process and in turn with the stacked engine; where there are many clients, for a few of them. Ratios are of the
+cost of a client's local step over whole rounds, medians over pairs of neighbouring measurements.
 """
 
 import argparse
-import ctypes
-import gc
+import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from tasks import TASKS, Task
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from fairwind import Federation, Settings, Solver, algorithms
+from fairwind import Settings, algorithms
 from fairwind.comparison import environment
-from fairwind.data.synthetic import synthetic
 from fairwind.engine.executor import Run
+from fairwind.engine.precision import products
 from fairwind.engine.simulation import Simulation
-from fairwind.models import linear, mlp
 
 SEEDS = (0, 1, 2)
 
 
-def pixels(clients: int) -> Federation:
-    """Images of noise in FEMNIST's shape, 100 to 300 for each client."""
-    g = torch.Generator().manual_seed(0)
-    sizes = torch.randint(100, 301, (clients,), generator=g).tolist()
-    data = [(torch.rand(n, 784, generator=g), torch.randint(0, 62, (n,), generator=g)) for n in sizes]
-    return Federation.from_clients(data, classes=62)
+def cohorts() -> dict[str, list[Run]]:
+    built = {name: algorithms.build(name) for name in algorithms.PAPER}
+    return {
+        "1 run": [Run("adafedadam", built["adafedadam"], 0)],
+        "15 runs": [Run(n, a, s) for n, a in built.items() for s in SEEDS],
+    }
 
 
-TASKS: dict[str, tuple[Callable[[], Federation], Callable[[], torch.nn.Module]]] = {
-    "Synthetic, LEAF sizes, linear 60×10, 100 clients": (synthetic, lambda: linear(60, 10)),
-    "MLP 784-128-62, 50 clients of 100–300 samples": (lambda: pixels(50), mlp),
-}
-
-
-def seconds_a_round(simulation: Simulation, rounds: int) -> float:
-    synchronise(simulation)
-    began = time.perf_counter()
-    for _ in range(rounds):
-        simulation.step()
-    synchronise(simulation)
-    return (time.perf_counter() - began) / rounds
-
-
-def synchronise(simulation: Simulation) -> None:
-    if simulation.settings.device.startswith("cuda"):
+def wait() -> None:
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
+def taken(work: Callable[[], object]) -> float:
+    """Seconds."""
+    wait()
+    began = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - began
+
+
+def cost(simulation: Simulation, rounds: int) -> float:
+    """Seconds of a client's local step, all of a round counted."""
+    before = simulation.client_steps
+    seconds = taken(lambda: [simulation.step() for _ in range(rounds)])
+    return seconds / (simulation.client_steps - before)
+
+
 def shares(simulation: Simulation, rounds: int) -> dict[str, float]:
-    """Where a round's time goes, by part of the engine, as shares of the whole."""
+    """Seconds of a round that go into each part of the engine."""
     executor = simulation.executor
-    parts = {"local steps": "_train", "probes": "_probe", "sums": "_add"}
+    parts = {"steps": "_train", "probes": "_probe", "sums": "_add"}
     spent = dict.fromkeys(parts, 0.0)
 
     def timed(part: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            began = time.perf_counter()
-            result = method(*arguments)
-            synchronise(simulation)
-            spent[part] += time.perf_counter() - began
+            result = None
+
+            def work() -> None:
+                nonlocal result
+                result = method(*arguments)
+
+            spent[part] += taken(work)
             return result
 
         return call
 
     for part, name in parts.items():
         setattr(executor, name, timed(part, getattr(executor, name)))
-    whole = seconds_a_round(simulation, rounds) * rounds
+    whole = taken(lambda: [simulation.step() for _ in range(rounds)])
     for name in parts.values():
         delattr(executor, name)  # the instance's wrapper; the method stays
-    return {part: seconds / whole for part, seconds in spent.items()}
+    return {part: seconds / rounds for part, seconds in {**spent, "whole": whole}.items()}
 
 
-def cost_of_a_step(simulation: Simulation, rows: int) -> float:
-    """Microseconds of one local step of so many rows."""
-    executor = simulation.executor
-    x = simulation.x.repeat_interleave(executor.schedule.participants, 0)[:rows]
-    shape = rows, simulation.settings.solver.batch_size
-    samples = torch.randint(0, len(executor.data[0]), shape, device=x.device)
-    keys = torch.zeros(rows, dtype=torch.int64, device=x.device)
-    times = []
-    for _ in range(20):
-        synchronise(simulation)
-        began = time.perf_counter()
-        for _ in range(5):
-            executor.train_step(x, None, samples, keys, *executor.data)
-        synchronise(simulation)
-        times.append((time.perf_counter() - began) / 5)
-    return 1e6 * statistics.median(times)
+class Floor:
+    """What the device can do, measured: floating-point operations and bytes a second."""
+
+    def __init__(self, device: str, precision: str):
+        on_gpu = device.startswith("cuda")
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        n = 8192 if on_gpu else 1024
+        a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+        numbers = torch.zeros(1 << (30 if on_gpu else 26), device=device)
+        with products("tf32" if precision == "bf16" else precision, torch.device(device)):  # type: ignore[arg-type]
+            self.flops = 2 * n**3 / _best(lambda: a @ b)
+        self.bytes = 2 * 4 * len(numbers) / _best(lambda: numbers.add_(1))
+
+    def of(self, simulation: Simulation, task: Task) -> tuple[float, float]:
+        """Seconds of arithmetic and of memory that a client's step cannot do without.
+
+        Forward and both backward products; weights read by the forward pass, read and written by the update.
+        """
+        batch = simulation.settings.solver.batch_size
+        model = task.plain()
+        with FlopCounterMode(display=False) as counter:
+            model(simulation.federation.inputs[:batch].cpu())
+        parameters = simulation.cohort.parameters
+        return 3 * counter.get_total_flops() / self.flops, 3 * 4 * parameters / self.bytes
 
 
-def speed(task: str, device: str, repeats: int) -> None:
-    federation, model = TASKS[task]
-    data = federation()
-    settings = Settings(rounds=10**9, eval_every=10, solver=Solver(), device=device, compile="on")
-    print(f"\n{task}")
-    built = {name: algorithms.build(name) for name in algorithms.PAPER}
-    cohorts = {
-        "1 run (adafedadam)": [Run("adafedadam", built["adafedadam"], 0)],
-        "15 runs (5 algorithms × 3 seeds)": [Run(n, a, s) for n, a in built.items() for s in SEEDS],
-    }
-    for title, runs in cohorts.items():
-        stacked = Simulation(model, data, runs, settings)
-        loop = Simulation(model, data, runs, replace(settings, engine="loop", eval_every=10**9))
-        seconds_a_round(stacked, 3)  # compiles
-        pairs = []
-        for _ in range(repeats):
-            pairs.append((seconds_a_round(loop, 1), seconds_a_round(stacked, 10)))
+def _best(work: Callable[[], Tensor]) -> float:
+    return min(taken(work) for _ in range(10))
+
+
+def measure(task: Task, floor: Floor, settings: Settings, repeats: int) -> list[dict[str, Any]]:
+    on_gpu = settings.device.startswith("cuda")
+    clients = task.clients if on_gpu else task.few
+    data = task.data(clients)
+    few = data if clients == task.few else task.data(task.few)
+    print(f"\n{task.title}, {clients} clients, {settings.precision}", flush=True)
+    found = []
+    for title, runs in cohorts().items():
+        stacked = Simulation(task.model, data, runs, settings)
+        one = [r for r in runs if r.seed == 0]  # a loop of 15 runs costs what it costs five times over
+        exact = replace(settings, precision="tf32" if settings.precision == "bf16" else settings.precision)
+        loop = Simulation(task.plain, few, one, replace(exact, engine="loop"))
+        first = taken(stacked.step)  # compiles
+        stacked.step()  # records
+        rounds = max(1, min(20, int(2 / taken(stacked.step))))
+        pairs = [(cost(loop, 1), cost(stacked, rounds)) for _ in range(repeats)]
         ratio = statistics.median(slow / fast for slow, fast in pairs)
-        slow, fast = (statistics.median(p[i] for p in pairs) / len(runs) for i in (0, 1))
-        steps = stacked.client_steps / stacked.round / len(runs)
+        slow, fast = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
+        spent = shares(stacked, rounds)
+        steps = stacked.client_steps / stacked.round  # of all runs, in a round
+        arithmetic, memory = floor.of(stacked, task)
+        evaluation = taken(stacked.evaluate)
+        result = {
+            "task": task.title,
+            "clients": clients,
+            "runs": len(runs),
+            "precision": settings.precision,
+            "ratio": ratio,
+            "loop_us": 1e6 * slow,
+            "stacked_us": 1e6 * fast,
+            "training_us": 1e6 * spent["steps"] / steps,
+            "round_ms": 1e3 * fast * steps,
+            "run_round_ms": 1e3 * fast * steps / len(runs),
+            "evaluation_ms": 1e3 * evaluation,
+            "first_round_s": first,
+            "shares": {part: spent[part] / spent["whole"] for part in ("steps", "probes", "sums")},
+            "arithmetic_us": 1e6 * arithmetic,
+            "memory_us": 1e6 * memory,
+            "of_floor": max(arithmetic, memory) / (spent["steps"] / steps),
+            "peak_gib": torch.cuda.max_memory_reserved() / 2**30 if on_gpu else None,
+        }
+        found.append(result)
+        parts = ", ".join(f"{part} {share:.0%}" for part, share in result["shares"].items())
         print(
-            f"  {title}: {ratio:.0f}× (loop {1e3 * slow:.1f} ms, stacked {1e3 * fast:.2f} ms a run-round; "
-            f"{1e6 * slow / steps:.0f} and {1e6 * fast / steps:.2f} µs a client-step)"
+            f"  {title}: {ratio:.1f}× the loop ({1e6 * slow:.0f} → {1e6 * fast:.2f} µs a client-step, of which "
+            f"local training {result['training_us']:.2f}; {result['run_round_ms']:.2f} ms a round and run)\n"
+            f"    {parts}; evaluation {1e3 * evaluation:.0f} ms; first round {first:.1f} s\n"
+            f"    floor: arithmetic {1e6 * arithmetic:.2f} µs, memory {1e6 * memory:.2f} µs; "
+            f"local training at {result['of_floor']:.0%} of it",
+            flush=True,
         )
-        plan = stacked.executor.schedule.plan([0], 0)
-        longest = int(plan.steps.max())
-        together = min(len(runs) * len(data), 4 * 2**20 // stacked.cohort.parameters)
-        parts = ", ".join(f"{part} {share:.0%}" for part, share in shares(stacked, 10).items())
-        print(
-            f"    {parts}; {longest} steps one after another, {steps * len(runs) / longest:.0f} rows in "
-            f"the mean; a step of 2 rows takes {cost_of_a_step(stacked, 2):.0f} µs, "
-            f"of {together} rows {cost_of_a_step(stacked, together):.0f} µs"
-        )
+        del stacked, loop
+        if on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+    return found
 
 
-def budgets(device: str) -> None:
-    """The same rounds in larger and larger chunks."""
-    print("\nChunks: 15 runs of FedAvg on the MLP, ms a run-round by the chunk's budget")
-    data = pixels(50)
-    algorithm = algorithms.fedavg()
-    runs = [Run("fedavg", algorithm, seed) for seed in range(15)]
-    for mebibytes in (8, 32, 128, 512, 2048):
-        settings = Settings(
-            rounds=10**9, eval_every=10**9, device=device, compile="on", memory=mebibytes / 1024
-        )
-        simulation = Simulation(mlp, data, runs, settings)
-        seconds_a_round(simulation, 1)
-        taken = statistics.median(seconds_a_round(simulation, 1) for _ in range(3))
-        print(f"  {mebibytes:>5} MiB: {1e3 * taken / len(runs):6.1f}")
+def profile(task: Task, settings: Settings, runs: list[Run]) -> None:
+    """Where a round's time goes, kernel by kernel."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
 
-
-def memory() -> None:
-    """Peak memory beyond the data, in processes of their own, as clients grow."""
-    print("\nMemory: linear 60×10, AdaFedAdam, chunks of 64 MiB")
-    for clients in (100, 1000, 10_000, 40_000):
-        command = [sys.executable, __file__, "--memory-of", str(clients)]
-        print("  " + subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
-
-
-def memory_of(clients: int) -> None:
-    settings = Settings(rounds=2, solver=Solver(), device="cpu", compile="off", memory=1 / 16)
-    runs = [Run("adafedadam", algorithms.adafedadam(), 0)]
-    Simulation(lambda: linear(60, 10), synthetic(clients=100), runs, settings).step()
-    data = synthetic(clients=clients)
-    held = data.inputs.nbytes + data.targets.nbytes
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what making the data left behind
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-    before = resident("VmRSS")
-    began = time.perf_counter()
-    simulation = Simulation(lambda: linear(60, 10), data, runs, settings)
-    simulation.step()
-    taken, beyond = time.perf_counter() - began, resident("VmHWM") - before
-    print(f"{clients:>6} clients: data {held / 2**20:6.1f} MiB, peak beyond {beyond:6.1f} MiB, {taken:.1f} s")
-
-
-def resident(field: str) -> float:
-    """MiB of this process, from Linux's own account."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
+    on_gpu = settings.device.startswith("cuda")
+    simulation = Simulation(task.model, task.data(task.clients if on_gpu else task.few), runs, settings)
+    for _ in range(3):
+        simulation.step()
+    with profiler(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
+        simulation.step()
+        wait()
+    by = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
+    print(found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=70))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("tasks", nargs="*", help="all, if none is named")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--compile", default="on")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--memory", action="store_true", help="measure memory only")
-    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.memory_of:
-        return memory_of(arguments.memory_of)
-    print(", ".join(f"{k} {v}" for k, v in environment(arguments.device).items() if v))
-    if not arguments.memory:
-        for task in TASKS:
-            speed(task, arguments.device, arguments.repeats)
-        budgets(arguments.device)
-    memory()
-    return None
+    parser.add_argument("--profile", action="store_true", help="kernels of a round instead")
+    parser.add_argument("--json", type=argparse.FileType("w"), help="where the numbers go as well")
+    o = parser.parse_args()
+    made_with = environment(o.device)
+    print(", ".join(f"{k} {v}" for k, v in made_with.items() if v))
+    # On two cores a round of VGG11 takes many minutes.
+    names = o.tasks or [name for name in TASKS if name != "cifar10" or o.device.startswith("cuda")]
+    precision = o.precision if o.precision != "auto" else "tf32" if o.device.startswith("cuda") else "float32"
+    floor = Floor(o.device, precision)
+    print(f"measured: {floor.flops / 1e12:.1f} TFLOP/s in products, {floor.bytes / 1e9:.0f} GB/s of memory")
+    results = []
+    for name in names:
+        task = TASKS[name]
+        settings = Settings(
+            rounds=10**9,
+            eval_every=10**9,
+            solver=task.solver,
+            device=o.device,
+            compile=o.compile,
+            precision=precision,
+        )
+        if o.profile:
+            profile(task, settings, cohorts()["15 runs"])
+        else:
+            results += measure(task, floor, settings, o.repeats)
+    if o.json:
+        json.dump({"environment": made_with, "results": results}, o.json, indent=1)
 
 
 if __name__ == "__main__":

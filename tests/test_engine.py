@@ -236,22 +236,17 @@ def test_probes_are_paid_for_only_by_algorithms_that_ask(ragged: Federation, mon
     plain = simulation(ragged, ["fedavg", "fedadam", "fednova"], [0])
     asking = simulation(ragged, ["fedavg", "qfedavg", "adafedadam"], [0])
     for sim in (plain, asking):
-        step, losses = sim.executor.probing.step, sim.executor._probe_losses
+        for probe, bench in sim.executor.probing.items():
 
-        def count_gradient(*args, step=step):
-            counted["gradient"] += len(args[0].loss)
-            return step(*args)
+            def count(models, run, seat=bench.seat, probe=probe):
+                counted[probe] += len(run)
+                return seat(models, run)
 
-        def count_loss(x, *args, losses=losses):
-            counted["loss"] += len(x)
-            return losses(x, *args)
-
-        monkeypatch.setattr(sim.executor.probing, "step", count_gradient)
-        monkeypatch.setattr(sim.executor, "_probe_losses", count_loss)
+            monkeypatch.setattr(bench, "seat", count)
     plain.step()
     assert counted == {"loss": 0, "gradient": 0}
     asking.step()
-    assert counted == {"loss": 1, "gradient": len(ragged)}  # one run's model; one row per client of one run
+    assert counted == {"loss": len(ragged), "gradient": len(ragged)}  # one row per client of one run
 
 
 def test_restored_is_uninterrupted_bit_for_bit(ragged: Federation) -> None:
@@ -310,7 +305,7 @@ def test_a_chunk_that_does_not_fit_is_halved(ragged: Federation, monkeypatch, fi
 
         return limited
 
-    for bench in (halved.executor.training, halved.executor.probing):
+    for bench in halved.executor.benches:
         monkeypatch.setattr(bench, "step", scarce(bench.step))
     for simulation in (whole, halved):
         simulation.run()

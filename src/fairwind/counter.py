@@ -40,9 +40,12 @@ def fold(*keys: int) -> int:
     return h
 
 
-def segments(size: Tensor) -> tuple[Tensor, Tensor]:
-    """For segments of the given sizes laid end to end: each element's segment, and its place in it."""
-    segment = torch.repeat_interleave(size)
+def segments(size: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+    """For segments of the given sizes laid end to end: each element's segment, and its place in it.
+
+    Where the total of the sizes is known, a GPU need not be asked for it, which would have to be waited for.
+    """
+    segment = torch.repeat_interleave(size, output_size=total)
     return segment, torch.arange(len(segment), device=size.device) - (size.cumsum(0) - size)[segment]
 
 

@@ -20,7 +20,7 @@ COUNTS = 128  # numbers of rows that are recorded, at most: others are rounded u
 
 
 class Rows(NamedTuple):
-    """What belongs to rows: one tensor (rows, *shape) for each parameter, or none."""
+    """What belongs to rows: tensors (rows, *shape) for each parameter, or none."""
 
     weights: Parts
     carried: Parts  # from step to step: momenta, or the summed gradient
@@ -35,17 +35,29 @@ class Rows(NamedTuple):
         return *self.weights, *self.carried, *self.cast, self.loss
 
 
-Step = Callable[
-    [Rows, Tensor, Tensor, Tensor, Tensor], None
-]  # rows, samples, keys, inputs, targets; in place
+class Batches(NamedTuple):
+    """What rows train on: a table of batches that the rows of one step after another take from."""
+
+    samples: Tensor  # (many, B), negative is padding
+    keys: Tensor  # (many,)
+    at: Tensor  # () where the next step's batches begin
+
+    def take(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The next n rows' samples, which of them count, and keys."""
+        here = self.at + torch.arange(n, device=self.at.device)
+        samples = self.samples[here]
+        mask = samples >= 0
+        return torch.where(mask, samples, ~samples), mask, self.keys[here]
+
+
+Step = Callable[[Rows, Batches, Tensor, Tensor], None]  # with inputs and targets; in place
 
 
 def train_step(cohort: Cohort, solver: Solver) -> Step:
-    """One local step of every row, in place."""
+    """One local step of every row."""
 
-    def step(rows: Rows, samples: Tensor, keys: Tensor, inputs: Tensor, targets: Tensor) -> None:
-        # samples (rows, B), of which negative ones are padding; keys (rows,)
-        mask, index = samples >= 0, torch.where(samples >= 0, samples, ~samples)
+    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> None:
+        index, mask, keys = batches.take(len(rows.loss))
         gradients = cohort.gradients(rows.cast or rows.weights, inputs[index], targets[index], mask, keys)
         for i, (weight, g) in enumerate(zip(rows.weights, gradients, strict=True)):
             momentum = rows.carried[i] if rows.carried else None
@@ -56,19 +68,32 @@ def train_step(cohort: Cohort, solver: Solver) -> Step:
                 rows.cast[i].copy_(weight)
             if momentum is not None and momenta is not None:
                 momentum.copy_(momenta)
+        batches.at.add_(len(mask))
 
     return step
 
 
-def probe_step(cohort: Cohort) -> Step:
-    """Adds a block of every row's samples to its summed gradient and loss, in place."""
+def gradient_step(cohort: Cohort) -> Step:
+    """Adds the next batch of every row to its summed gradient and loss."""
 
-    def step(rows: Rows, samples: Tensor, keys: Tensor, inputs: Tensor, targets: Tensor) -> None:
-        mask, index = samples >= 0, torch.where(samples >= 0, samples, ~samples)
+    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> None:
+        index, mask, _ = batches.take(len(rows.loss))
         gradients, losses = cohort.probes(rows.weights, inputs[index], targets[index], mask)
         for summed, g in zip(rows.carried, gradients, strict=True):
             summed.add_(g)
         rows.loss.add_(losses)
+        batches.at.add_(len(mask))
+
+    return step
+
+
+def loss_step(cohort: Cohort) -> Step:
+    """Adds the next batch of every row to its summed loss."""
+
+    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> None:
+        index, mask, _ = batches.take(len(rows.loss))
+        rows.loss.add_(cohort.losses(rows.weights, inputs[index], targets[index], mask))
+        batches.at.add_(len(mask))
 
     return step
 
@@ -77,7 +102,13 @@ class Bench:
     """Where the rows of one chunk after another take their steps."""
 
     def __init__(
-        self, step: Step, cohort: Cohort, data: tuple[Tensor, Tensor], *, carries: bool, casts: bool
+        self,
+        step: Step,
+        cohort: Cohort,
+        data: tuple[Tensor, Tensor],
+        *,
+        carries: bool = False,
+        casts: bool = False,
     ):
         self.step, self.cohort, self.data = step, cohort, data
         self.carries, self.casts = carries, casts and cohort.compute != cohort.dtype
@@ -87,81 +118,64 @@ class Bench:
 
     def clear(self) -> None:
         """Gives all memory back."""
+        self._forget()
+        self.rows: Rows | None = None
+        self.batches: Batches | None = None
+
+    def _forget(self) -> None:
         self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}  # None: taken once, not recorded yet
         self.pool = torch.cuda.graph_pool_handle() if self.recording else None
-        self.rows: Rows | None = None
-        self.table = self.keys = self.at = torch.empty(0)
 
     def compile(self) -> None:
         """Compiles the step when it is first taken."""
         self.step = _compile(self.step)
 
-    def seat(self, x: Tensor, run: Tensor) -> Rows:
-        """Gives every row its run's model of x (R, P)."""
-        rows = self._room(len(run), x).first(len(run))
-        for seat, part in zip(rows.weights, self.cohort.parts(x), strict=True):
-            torch.index_select(part, 0, run, out=seat)
+    def seat(self, models: list[Tensor], run: Tensor) -> Rows:
+        """Gives every row its run's model, of those laid out by the cohort."""
+        if self.rows is None or len(self.rows.loss) < len(run):
+            self.clear()
+            make, own, n = self.cohort.empty, self.cohort.dtype, len(run)
+            carried = make(n, own, self.device) if self.carries else ()
+            cast = make(n, self.cohort.compute, self.device) if self.casts else ()
+            self.rows = Rows(make(n, own, self.device), carried, cast, models[0].new_empty(n))
+        rows = self.rows.first(len(run))
+        for seat, model in zip(self.cohort.laid(rows.weights), models, strict=True):
+            torch.index_select(model, 0, run, out=seat)
         for tensor in (*rows.carried, rows.loss):
             tensor.zero_()
-        for cast, weight in zip(rows.cast, rows.weights, strict=False):
-            cast.copy_(weight)
+        if rows.cast:
+            for half, weight in zip(rows.cast, rows.weights, strict=True):
+                half.copy_(weight)
         return rows
 
-    def _room(self, rows: int, x: Tensor) -> Rows:
-        if self.rows is None or len(self.rows.loss) < rows:
-            self.clear()
+    def work(self, counts: list[int], samples: Tensor, keys: Tensor) -> None:
+        """Lets the seated rows take steps, each by the first so many, on the next of (Σ counts, B) samples.
 
-            def parts(needed: bool, dtype: torch.dtype) -> Parts:
-                # Every row is laid out as its parameter is: a channels-last kernel stays one.
-                layouts = zip(self.cohort.shapes, self.cohort.strides, strict=True) if needed else ()
-                return tuple(
-                    torch.empty_strided(
-                        (rows, *shape), (shape.numel(), *stride), dtype=dtype, device=self.device
-                    )
-                    for shape, stride in layouts
-                )
-
-            carried, cast = parts(self.carries, x.dtype), parts(self.casts, self.cohort.compute)
-            loss = torch.empty(rows, dtype=x.dtype, device=self.device)
-            self.rows = Rows(parts(True, x.dtype), carried, cast, loss)
-        return self.rows
-
-    def work(self, counts: list[int], table: Tensor, keys: Tensor) -> None:
-        """Takes steps, each by the first so many rows, with the next of the table's (Σ counts, B) batches.
-
-        Where a count was rounded up, batches of a row that has finished are all padding.
+        Where a count was rounded up, the samples of a row that has finished are all padding.
         """
-        assert self.rows is not None
-        if not self.recording:
-            batches = zip(counts, torch.split(table, counts), torch.split(keys, counts), strict=True)
-            for n, samples, key in batches:
-                self.step(self.rows.first(n), samples, key, *self.data)
-            return
-        if len(self.table) < len(table):
-            self.graphs.clear()
-            self.table, self.keys = torch.empty_like(table), torch.empty_like(keys)
-            self.at = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.table[: len(table)] = table
-        self.keys[: len(keys)] = keys
-        self.at.zero_()
+        if self.batches is None or len(self.batches.keys) < len(keys):
+            self._forget()
+            self.batches = Batches(samples.clone(), keys.clone(), keys.new_zeros(()))
+        else:
+            self.batches.samples[: len(keys)] = samples
+            self.batches.keys[: len(keys)] = keys
+            self.batches.at.zero_()
         for n in counts:
-            self._replay(n)
+            self._take(n)
 
-    def _replay(self, n: int) -> None:
-        graph = self.graphs.get(n)
-        if graph is None and n in self.graphs and self.recording:
-            graph = self.graphs[n] = self._record(n)
-        if graph is not None:
-            graph.replay()
-        else:  # the first time as it is, which compiles and chooses kernels
-            self._next(n)
-            self.graphs[n] = None
+    def _take(self, n: int) -> None:
+        if self.recording and n in self.graphs:
+            graph = self.graphs[n] or self._record(n)
+            if graph is not None:
+                return graph.replay()
+        else:
+            self.graphs[n] = None  # the first time it runs as it is, which compiles and chooses kernels
+        return self._step(n)
 
-    def _next(self, n: int) -> None:
+    def _step(self, n: int) -> None:
         assert self.rows is not None
-        here = self.at + torch.arange(n, device=self.device)
-        self.step(self.rows.first(n), self.table[here], self.keys[here], *self.data)
-        self.at.add_(n)
+        assert self.batches is not None
+        self.step(self.rows.first(n), self.batches, *self.data)
 
     def _record(self, n: int) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
@@ -171,7 +185,7 @@ class Bench:
             with torch.cuda.stream(stream):
                 graph.capture_begin(pool=self.pool)
                 try:
-                    self._next(n)
+                    self._step(n)
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
@@ -181,6 +195,7 @@ class Bench:
             self.recording = False
             return None
         torch.cuda.current_stream().wait_stream(stream)
+        self.graphs[n] = graph
         return graph
 
     def rounded(self, active: Tensor) -> Tensor:
@@ -205,21 +220,21 @@ def _compile(step: Step) -> Step:
     compiled = torch.compile(step)
     chosen: Step | None = None
 
-    def call(rows: Rows, samples: Tensor, keys: Tensor, inputs: Tensor, targets: Tensor) -> None:
+    def call(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> None:
         nonlocal chosen
         if chosen is not None:
-            return chosen(rows, samples, keys, inputs, targets)
-        if len(samples) > 1:
-            for tensor in (*rows.tensors(), samples, keys):
+            return chosen(rows, batches, inputs, targets)
+        for tensor in (*rows.tensors(), *batches[:2]):
+            if len(tensor) > 1:
                 torch._dynamo.mark_dynamic(tensor, 0)
         try:
-            compiled(rows, samples, keys, inputs, targets)
+            compiled(rows, batches, inputs, targets)
             chosen = compiled
         except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
             if isinstance(error, RuntimeError) and out_of_memory(error):
                 raise
             warnings.warn(f"the local step runs uncompiled, and slower: {first_line(error)}", stacklevel=2)
             chosen = step
-            step(rows, samples, keys, inputs, targets)
+            step(rows, batches, inputs, targets)
 
     return call

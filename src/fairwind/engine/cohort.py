@@ -57,7 +57,7 @@ class Cohort:
             raise InputError("the model mixes parameter types; convert it with model.float()")
         self.names = list(trainable)
         self.shapes = [p.shape for p in trainable.values()]
-        self.strides = [torch.empty_like(p).stride() for p in trainable.values()]
+        self.strides = [torch.empty_like(p).stride() for p in trainable.values()]  # of a row; see `check`
         self.sizes = [p.numel() for p in trainable.values()]
         self.dtype = next(iter(trainable.values())).dtype
         self.compute = compute or self.dtype
@@ -70,7 +70,9 @@ class Cohort:
         # Rows are independent: the gradient of their sum holds each row's own. With `grad` outside, the
         # backward pass runs on whole matrices, and compiles for any number of rows.
         self.gradients = grad(lambda *rows: vmap(self._mean_loss)(*rows).sum())
-        # the same of the summed loss, without dropout, and the sums: parts, (rows,)
+        # parts of rows × (rows, B, ...) -> (rows,): each row's summed loss over a batch, without dropout
+        self.losses = vmap(self._summed_loss)
+        # its gradient, and the sums: parts, (rows,)
         self.probes = grad(self._total_loss, has_aux=True)
         # (runs, P) × (B, ...) -> (runs, B), (runs, B): each sample's loss and score under each model
         self.scores = vmap(self._scores, in_dims=(0, None, None))
@@ -108,6 +110,32 @@ class Cohort:
         split = torch.split(flat, self.sizes, dim=-1)
         return tuple(p.view(p.shape[:-1] + s) for p, s in zip(split, self.shapes, strict=True))
 
+    def empty(self, rows: int, dtype: torch.dtype, device: torch.device) -> Parts:
+        """Room for the parts of rows."""
+        layouts = zip(self.shapes, self.strides, strict=True)
+        return tuple(
+            torch.empty_strided((rows, *shape), (shape.numel(), *stride), dtype=dtype, device=device)
+            for shape, stride in layouts
+        )
+
+    def laid(self, parts: Parts) -> list[Tensor]:
+        """The parts of rows as matrices (rows, n), in the order in which a row's numbers lie in memory."""
+        orders = map(_order, self.strides)
+        return [
+            part.permute(0, *order).reshape(len(part), -1) for part, order in zip(parts, orders, strict=True)
+        ]
+
+    def unlaid(self, matrices: list[Tensor]) -> Tensor:
+        """The flat vectors (rows, P) of matrices in that order."""
+        flat = []
+        for matrix, shape, stride in zip(matrices, self.shapes, self.strides, strict=True):
+            order = _order(stride)
+            part = matrix.view(len(matrix), *(shape[d - 1] for d in order))
+            flat.append(
+                part.permute(0, *(order.index(d) + 1 for d in sorted(order))).reshape(len(matrix), -1)
+            )
+        return torch.cat(flat, dim=1)
+
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat vector under the parameters' names."""
         return dict(zip(self.names, self.parts(flat), strict=True))
@@ -142,12 +170,17 @@ class Cohort:
         return torch.where(mask, losses, 0).sum()
 
     def _total_loss(self, parts: Parts, *rows: Tensor) -> tuple[Tensor, Tensor]:
-        losses = vmap(self._summed_loss)(parts, *rows)
+        losses = self.losses(parts, *rows)
         return losses.sum(), losses
 
     def _scores(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self._evaluate(self.parts(flat), inputs)
         return self.loss(outputs, targets), self.score(outputs, targets)
+
+
+def _order(stride: tuple[int, ...]) -> list[int]:
+    """The dimensions (from 1) of a row's part, the one with the longest stride first."""
+    return sorted(range(1, len(stride) + 1), key=lambda d: -stride[d - 1])
 
 
 class CountedDropout(nn.Module):
@@ -199,7 +232,9 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation) -> None:
         if cohort.loss is cross_entropy:
             _check_labels(federation, outputs.shape[-1])
         stacked = inputs.expand(2, *inputs.shape).clone(), targets.expand(2, *targets.shape).clone()
-        cohort.gradients(parts, *stacked, mask, key)
+        gradients = cohort.gradients(parts, *stacked, mask, key)
+        # Weights lie in memory as their gradients come: a dense layer's are transposed, for example.
+        cohort.strides = [torch.empty_like(g[0]).stride() for g in gradients]
         losses, scores = cohort.scores(flat, inputs, targets)
     except InputError:
         raise

@@ -104,7 +104,8 @@ class Schedule:
     def _shuffled(self, plan: Plan, entries: Tensor, epoch: Tensor) -> Tensor:
         """Samples of one epoch of each of the given clients, shuffled: one sort for all."""
         keys = mix(plan.order_key[entries], epoch).to(self.device)
-        segment, place = segments(plan.size[entries].to(self.device))
+        size = plan.size[entries]
+        segment, place = segments(size.to(self.device), int(size.sum()))
         start = self.federation.start[plan.client[entries]].to(self.device)
         return (start[segment] + place)[shuffle(segment, place, keys)]
 
@@ -122,7 +123,7 @@ class Schedule:
 
 def _spread(start: Tensor, size: Tensor, device: torch.device) -> Tensor:
     """The numbers from each start, as many as its size says."""
-    segment, place = segments(size.to(device))
+    segment, place = segments(size.to(device), int(size.sum()))
     return start.to(device)[segment] + place
 
 

@@ -8,22 +8,20 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm, Report, contribute
+from fairwind.contract import Probe, Report, contribute
 from fairwind.counter import mix, segments
 from fairwind.data.federation import Federation
-from fairwind.engine.bench import Bench, out_of_memory, probe_step, train_step
-from fairwind.engine.cohort import Cohort, Parts
-from fairwind.engine.evaluate import chunks, client_means
+from fairwind.engine.bench import Bench, gradient_step, loss_step, out_of_memory, train_step
+from fairwind.engine.cohort import Cohort
+from fairwind.engine.evaluate import chunks
 from fairwind.engine.executor import Outcome, Run
 from fairwind.engine.precision import products
 from fairwind.engine.schedule import Plan, Schedule, Work, batches
 from fairwind.errors import InputError, first_line
 
 T = TypeVar("T")
-PROBE_BATCH = 64  # samples of a client probed at once; padding wastes what a small client lacks
 
 
 class Stacked:
@@ -44,21 +42,30 @@ class Stacked:
         self.budget = budget
         self.seeds = sorted({run.seed for run in runs})
         self.seed_of = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
-        self.algorithms: list[AnyAlgorithm] = []
-        for run in runs:
-            if not any(run.algorithm is a for a in self.algorithms):
-                self.algorithms.append(run.algorithm)
-        index = [next(i for i, a in enumerate(self.algorithms) if a is run.algorithm) for run in runs]
-        self.algorithm_of = torch.tensor(index)  # (R,)
+        runs_of: dict[int, list[int]] = {}
+        for r, run in enumerate(runs):
+            runs_of.setdefault(id(run.algorithm), []).append(r)
+        self.algorithms = [(runs[mine[0]].algorithm, mine) for mine in runs_of.values()]
         momentum = bool(schedule.solver.momentum)
         step = train_step(cohort, schedule.solver)
         self.training = Bench(step, cohort, self.data, carries=momentum, casts=True)
-        self.probing = Bench(probe_step(cohort), cohort, self.data, carries=True, casts=False)
+        self.probing: dict[Probe, Bench] = {
+            "gradient": Bench(gradient_step(cohort), cohort, self.data, carries=True),
+            "loss": Bench(loss_step(cohort), cohort, self.data),
+        }
+        # Samples of a client that are probed at once: more are faster, but a client with fewer pads them.
+        typical = int(schedule.probed(federation.train).double().mean())
+        most = 256 if self.data[0].is_cuda else 64
+        self.probe_batch = min(most, max(32, 1 << typical.bit_length() - 1))
+
+    @property
+    def benches(self) -> list[Bench]:
+        return [self.training, *self.probing.values()]
 
     def compile(self) -> None:
         """Compiles the steps when they are first taken."""
-        self.training.compile()
-        self.probing.compile()
+        for bench in self.benches:
+            bench.compile()
 
     def calls(self) -> int:
         """How often the step of local training is called in a round, about."""
@@ -71,14 +78,16 @@ class Stacked:
     @torch.no_grad()
     def round(self, x: Tensor, loss0: Tensor, round: int) -> Outcome:
         plan = self.schedule.plan(self.seeds, round)
+        models = self.cohort.laid(self.cohort.parts(x))
         # Every run has a row for each client its seed chose.
         per_seed = self.schedule.participants
         run = torch.arange(len(self.runs)).repeat_interleave(per_seed)
         entry = (self.seed_of[run].view(-1, per_seed) * per_seed + torch.arange(per_seed)).view(-1)
-        loss, grad_norm = self._probe(x, plan, run, entry)
+        loss, grad_norm = self._probe(models, plan, run, entry)
 
+        total = [torch.zeros_like(model, dtype=torch.float64) for model in models]
         outcome = Outcome(
-            torch.zeros_like(x, dtype=torch.float64),
+            x.new_empty(0),
             [None] * len(self.runs),
             torch.zeros(len(self.runs), dtype=torch.int64, device=x.device),
             torch.zeros(len(self.runs), dtype=torch.int64, device=x.device),
@@ -87,13 +96,14 @@ class Stacked:
         longest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
         samples = (plan.size * plan.epochs)[entry]
 
-        def train(rows: Tensor) -> tuple[Report, Parts]:
-            return self._train(x, loss0, plan, run[rows], entry[rows], loss[rows], grad_norm[rows])
+        def train(rows: Tensor) -> tuple[Report, list[Tensor]]:
+            here = rows.to(x.device)
+            return self._train(models, loss0, plan, run[rows], entry[rows], loss[here], grad_norm[here])
 
         batch_size = self.schedule.solver.batch_size
         for rows, (report, delta) in self._chunked(longest_first, samples, batch_size, train):
-            self._add(outcome, run[rows], report, delta)
-        return outcome
+            self._add(outcome, total, run[rows].to(x.device), report, delta)
+        return outcome._replace(total=self.cohort.unlaid(total))
 
     def _chunked(
         self, rows: Tensor, samples: Tensor, batch_size: int, work: Callable[[Tensor], T]
@@ -119,8 +129,8 @@ class Stacked:
             if done is None:  # outside the handler, which holds on to the memory of what failed
                 self.budget = max(1, self.budget // 2)
                 pending[:0] = chunk.tensor_split(2)
-                self.training.clear()
-                self.probing.clear()
+                for bench in self.benches:
+                    bench.clear()
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
             else:
@@ -138,63 +148,53 @@ class Stacked:
         cohort = self.cohort
         return 5 * cohort.parameters + cohort.per_row + 2 * batch_size * cohort.per_sample
 
-    def _probe(self, x: Tensor, plan: Plan, run: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and gradient norm of each row at x, as far as its run's algorithm asks for them; else NaN."""
-        loss, grad_norm = torch.full((2, len(run)), torch.nan, dtype=torch.float64, device=x.device)
-        asked = [r.algorithm.probe for r in self.runs]
-        for seed in range(len(self.seeds)):
-            mine = [r for r, probe in enumerate(asked) if probe == "loss" and self.seed_of[r] == seed]
-            if mine:
-                loss.view(len(self.runs), -1)[mine] = self._probe_losses(x[mine], plan, seed)
-        wants_gradient = torch.tensor([probe == "gradient" for probe in asked])[run]
+    def _probe(self, models: list[Tensor], plan: Plan, run: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and gradient norm of each row, as far as its run's algorithm asks for them; else NaN."""
+        device = models[0].device
+        loss, grad_norm = torch.full((2, len(run)), torch.nan, dtype=torch.float64, device=device)
         samples = self.schedule.probed(plan.size)[entry]
         largest_first = torch.argsort(samples, descending=True, stable=True)
 
-        def measure(rows: Tensor) -> tuple[Tensor, Tensor]:
-            entries, client = torch.unique(entry[rows], return_inverse=True)
-            work = self.schedule.probing(plan, entries, PROBE_BATCH)
-            seated = self.probing.seat(x, run[rows].to(x.device))
-            _take(self.probing, work, client, PROBE_BATCH)
-            size = work.size[client.to(x.device)]
-            return seated.loss.double() / size, _norms(seated.carried) / size
+        for probe, bench in self.probing.items():
 
-        wanted = largest_first[wants_gradient[largest_first]]
-        for rows, measured in self._chunked(wanted, samples, PROBE_BATCH, measure):
-            loss[rows.to(x.device)], grad_norm[rows.to(x.device)] = measured
+            def measure(rows: Tensor, bench: Bench = bench) -> tuple[Tensor, Tensor]:
+                entries, client = torch.unique(entry[rows], return_inverse=True)
+                work = self.schedule.probing(plan, entries, self.probe_batch)
+                seated = bench.seat(models, run[rows].to(device))
+                _take(bench, work, client, -(-samples[rows] // self.probe_batch), self.probe_batch)
+                size, summed = samples[rows].to(device), seated.loss.double()
+                norm = _norms(self.cohort.laid(seated.carried)) if seated.carried else summed * torch.nan
+                return summed / size, norm / size
+
+            asking = torch.tensor([r.algorithm.probe == probe for r in self.runs])[run]
+            wanted = largest_first[asking[largest_first]]
+            for rows, measured in self._chunked(wanted, samples, self.probe_batch, measure):
+                here = rows.to(device)
+                loss[here], grad_norm[here] = measured
         return loss, grad_norm
-
-    def _probe_losses(self, x: Tensor, plan: Plan, seed: int) -> Tensor:
-        """Losses (R, M) of a seed's clients under models of that seed."""
-        mine = (plan.seed == seed).nonzero()[:, 0]
-        sizes = self.schedule.probed(plan.size[mine])
-
-        def pick(clients: Tensor) -> Tensor:
-            return self.schedule.probing(plan, mine[clients], PROBE_BATCH).order
-
-        return client_means(self.cohort, self.federation, x, sizes, pick)[0]
 
     def _train(
         self,
-        x: Tensor,
+        models: list[Tensor],
         loss0: Tensor,
         plan: Plan,
         run: Tensor,
         entry: Tensor,
         loss: Tensor,
         grad_norm: Tensor,
-    ) -> tuple[Report, Parts]:
-        """Lets rows train, the longest first; their reports, and their updates δ."""
-        solver, device = self.schedule.solver, x.device
+    ) -> tuple[Report, list[Tensor]]:
+        """Lets rows train, the longest first; their reports, and their updates δ as they lie."""
+        solver, device, steps = self.schedule.solver, loss.device, plan.steps[entry]
         run = run.to(device)
         entries, client = torch.unique(entry, return_inverse=True)
         work = self.schedule.training(plan, entries)
-        delta = self.training.seat(x, run).weights
-        _take(self.training, work, client, solver.batch_size)
-        for trained, part in zip(delta, self.cohort.parts(x), strict=True):
-            trained.neg_().add_(part[run])
+        delta = self.cohort.laid(self.training.seat(models, run).weights)
+        _take(self.training, work, client, steps, solver.batch_size)
+        for trained, model in zip(delta, models, strict=True):
+            torch.sub(model[run], trained, out=trained)
         report = Report(
             size=plan.size[entry].double().to(device),
-            steps=solver.accumulated(plan.steps[entry].double()).to(device),
+            steps=solver.accumulated(steps.double()).to(device),
             lr=torch.full_like(loss, solver.lr),
             update_norm=_norms(delta),
             loss=loss,
@@ -203,44 +203,47 @@ class Stacked:
         )
         return report, delta
 
-    def _add(self, outcome: Outcome, run: Tensor, report: Report, delta: Parts) -> None:
+    def _add(
+        self, outcome: Outcome, total: list[Tensor], run: Tensor, report: Report, delta: list[Tensor]
+    ) -> None:
         """Adds the rows' contributions to their runs' sums."""
-        device = report.size.device
-        member = F.one_hot(run, len(self.runs)).T.double().to(device)  # (R, rows)
+        runs = torch.arange(len(self.runs), device=run.device)
+        member = (runs[:, None] == run).double()  # (R, rows)
         coef = torch.zeros_like(report.size)
         usable = torch.zeros_like(report.size, dtype=torch.bool)
-        for a, algorithm in enumerate(self.algorithms):
-            rows = (self.algorithm_of[run] == a).nonzero()[:, 0].to(device)
-            part, usable[rows] = contribute(algorithm, Report(*(field[rows] for field in report)))
-            coef[rows] = part.coef
-            added = member[:, rows] @ torch.stack(part.sums, dim=1)
-            for r in (self.algorithm_of == a).nonzero()[:, 0].tolist():
-                before = outcome.sums[r] or [0] * len(part.sums)
-                outcome.sums[r] = type(part.sums)(*(b + new for b, new in zip(before, added[r], strict=True)))
+        for algorithm, mine in self.algorithms:
+            # Asked of all rows: what an algorithm makes of another's is finite, and not a member's.
+            part, counts = contribute(algorithm, report)
+            asked = member[mine].sum(0) > 0
+            coef, usable = torch.where(asked, part.coef, coef), torch.where(asked, counts, usable)
+            added = member[mine] @ torch.stack(part.sums, dim=1)
+            for r, sums in zip(mine, added, strict=True):
+                new = type(part.sums)(*sums.unbind())
+                before = outcome.sums[r]
+                outcome.sums[r] = new if before is None else type(new)(*map(torch.add, before, new))
         weights = member * coef
         scale = weights.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         scaled = (weights / scale).to(self.cohort.dtype)
-        totals = torch.split(outcome.total, self.cohort.sizes, dim=1)
-        with products("float32", device):
-            for total, update in zip(totals, delta, strict=True):
-                rows = update.reshape(len(run), -1).masked_fill(~usable[:, None], 0)  # never 0·NaN
-                total.add_(scale * (scaled @ rows).double())
+        with products("float32", run.device):
+            for summed, update in zip(total, delta, strict=True):
+                update.masked_fill_(~usable[:, None], 0)  # never 0·NaN
+                summed.add_(scale * (scaled @ update).double())
         counted = (member @ usable.double()).long()
         outcome.used.add_(counted)
         outcome.left_out.add_(member.sum(1).long() - counted)
 
 
-def _take(bench: Bench, work: Work, client: Tensor, batch_size: int) -> None:
-    """Lets rows that are the work's clients, the longest first, take all their steps."""
-    finished = torch.bincount(work.steps.cpu()[client]).cumsum(0)[:-1]
+def _take(bench: Bench, work: Work, client: Tensor, steps: Tensor, batch_size: int) -> None:
+    """Lets rows that are the work's clients, the longest first, take so many steps."""
+    finished = torch.bincount(steps).cumsum(0)[:-1]
     active = bench.rounded(len(client) - finished)
-    client = client.to(work.order.device)
-    step, row = segments(active.to(client.device))
-    table, keys = batches(work, client[row], step, batch_size), mix(work.key[client[row]], step)
-    bench.work(active.tolist(), table, keys)
+    client, counts = client.to(work.order.device), active.tolist()
+    step, row = segments(active.to(client.device), sum(counts))
+    who = client[row]
+    bench.work(counts, batches(work, who, step, batch_size), mix(work.key[who], step))
 
 
-def _norms(parts: Parts) -> Tensor:
+def _norms(parts: list[Tensor]) -> Tensor:
     """Euclidean norms of rows, summed in float64."""
-    norms = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float64) for part in parts]
+    norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
     return torch.stack(norms).square().sum(0).sqrt()

@@ -18,8 +18,6 @@ class Convolution(nn.Conv2d):
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, kernel_size=3, padding=1)
-        # In memory a kernel is the matrix (outputs, 3·3·inputs).
-        self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.bias is not None
@@ -32,11 +30,14 @@ class Convolution(nn.Conv2d):
         shifted = [padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
         # Not `cat`, whose batching rule makes the compiler fix the number of rows.
         windows = torch.stack(shifted, dim=-2).flatten(-2)  # (B, height, width, 9·inputs)
-        kernel = self.weight.permute(0, 2, 3, 1).flatten(1)  # (outputs, 9·inputs)
-        short = -kernel.shape[1] % 8  # tensor cores want columns in eights
+        kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)  # (9·inputs, outputs)
+        short = -len(kernel) % 8  # tensor cores want columns in eights
         if short:
-            windows, kernel = nn.functional.pad(windows, (0, short)), nn.functional.pad(kernel, (0, short))
-        return (windows.flatten(0, 2) @ kernel.T).view(*x.shape[:3], -1)
+            windows, kernel = (
+                nn.functional.pad(windows, (0, short)),
+                nn.functional.pad(kernel, (0, 0, 0, short)),
+            )
+        return (windows.flatten(0, 2) @ kernel).view(*x.shape[:3], -1)
 
 
 class Block(Convolution):
