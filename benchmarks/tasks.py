@@ -17,7 +17,7 @@ WORDS, TOKENS, WIDTH = 20_000, 25, 100
 
 
 class Task(NamedTuple):
-    """What is timed: the stacked engine on `model`, a loop over clients on `plain`, which is PyTorch's layers."""
+    """What is timed: the stacked engine on `model`, a loop on `plain`, which has PyTorch's own layers."""
 
     title: str
     data: Callable[[int], Federation]  # of so many clients

@@ -1,0 +1,85 @@
+"""Whether computing local steps less exactly changes results by more than another seed does.
+
+    python benchmarks/precision.py femnist --rounds 200 [--precisions float32 tf32 bf16] [--device cuda]
+
+Every algorithm is trained under every seed and in every precision. Printed are the final metrics' means over
+seeds, their standard deviation over seeds, and by how much a precision moved runs of the same seed in the mean.
+Data is the setup's own as `fairwind data` prepared it, or a folder of per-client files (--folder).
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairwind import Federation, Settings, algorithms, setups
+from fairwind.comparison import environment
+from fairwind.engine.executor import Run
+from fairwind.engine.simulation import Simulation
+from fairwind.setups import Where
+
+METRICS = {"avg": "average", "std": "STD", "worst30": "worst 30 %"}
+
+
+def final(
+    setup: setups.Setup, data: Federation, runs: list[Run], settings: Settings
+) -> dict[str, torch.Tensor]:
+    """Each metric of each run (R,) at the end."""
+    simulation = Simulation(lambda: setup.model(data), data, runs, settings)
+    simulation.run()
+    print(f"{settings.precision}: {settings.rounds} rounds in {simulation.seconds:.0f} s", flush=True)
+    lines = simulation.history[-len(runs) :]
+    return {name: torch.tensor([line[name] for line in lines], dtype=torch.float64) for name in METRICS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("setup")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bf16"])
+    parser.add_argument("--algorithms", nargs="+", default=list(algorithms.PAPER))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--json", type=argparse.FileType("w"), help="where the numbers go as well")
+    o = parser.parse_args()
+    setup = setups.find(o.setup)
+    data = Federation.from_folder(o.folder) if o.folder else setups.federation(o.setup, Where(cache=o.cache))
+    print(data)
+    runs = [Run(name, algorithms.build(name), seed) for name in o.algorithms for seed in o.seeds]
+    found = {}
+    for precision in o.precisions:
+        settings = Settings(
+            rounds=o.rounds, eval_every=o.rounds, solver=setup.solver, device=o.device, precision=precision
+        )
+        found[precision] = final(setup, data, runs, settings)
+    lines: list[dict[str, Any]] = []
+    exact = o.precisions[0]
+    for a, name in enumerate(o.algorithms):
+        for metric, title in METRICS.items():
+            values = {p: v[metric].view(len(o.algorithms), -1)[a] for p, v in found.items()}
+            line = {
+                "algorithm": name,
+                "metric": metric,
+                "mean": {p: float(v.mean()) for p, v in values.items()},
+                "over_seeds": float(values[exact].std()),
+                "moved": {
+                    p: float((v - values[exact]).abs().mean()) for p, v in values.items() if p != exact
+                },
+            }
+            lines.append(line)
+            means = "  ".join(f"{p} {m:6.2f}" for p, m in line["mean"].items())
+            moved = "  ".join(f"{p} {m:5.2f}" for p, m in line["moved"].items())
+            print(f"{name:12s} {title:10s} {means} | over seeds ±{line['over_seeds']:.2f} | moved by {moved}")
+    if o.json:
+        given = {"setup": o.setup, "rounds": o.rounds, "seeds": o.seeds, "data": str(data)}
+        json.dump({"environment": environment(o.device), **given, "results": lines}, o.json, indent=1)
+
+
+if __name__ == "__main__":
+    main()
