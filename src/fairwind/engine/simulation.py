@@ -18,6 +18,7 @@ from fairwind.engine.cohort import Cohort, Loss, accuracy, check, cross_entropy
 from fairwind.engine.evaluate import client_means, split
 from fairwind.engine.executor import Executor, Run
 from fairwind.engine.loop import Loop
+from fairwind.engine.ranks import find, join
 from fairwind.engine.schedule import Schedule
 from fairwind.engine.solver import Solver
 from fairwind.engine.stacked import Stacked
@@ -74,6 +75,8 @@ def resolve(settings: Settings) -> Settings:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise InputError(f"device {device!r} is neither cpu nor cuda")
+    if find().world > 1:
+        _check_ranks(settings.engine, device)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -83,6 +86,19 @@ def resolve(settings: Settings) -> Settings:
         on_gpu = device.startswith("cuda")
         memory = torch.cuda.get_device_properties(device).total_memory / 2**32 if on_gpu else 1 / 32
     return replace(settings, device=device, memory=memory)
+
+
+def _check_ranks(engine: Engine, device: str) -> None:
+    """Refuses what several processes cannot do together."""
+    if engine == "loop":
+        raise InputError("the loop is one process: start it without torchrun, or take the stacked engine")
+    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if device.startswith("cuda:"):
+        raise InputError(f"{device!r} is one GPU for all processes: give 'cuda', and each takes its own")
+    if device == "cuda" and here > gpus:
+        raise InputError(
+            f"{here} processes cannot share {gpus} GPU: start one for each, or give device 'cpu'"
+        )
 
 
 def _compiler_found(device: str) -> bool:
@@ -104,6 +120,7 @@ class Simulation:
         loss: Loss = cross_entropy,
         score: Loss = accuracy,
     ):
+        self.ranks = join()
         self.settings = resolve(settings)
         self.runs = list(runs)
         if not self.runs:
@@ -144,7 +161,7 @@ class Simulation:
         if seeds:
             train = split(self.federation, "train")
             models = torch.stack([start[seed] for seed in seeds])
-            first, _ = client_means(self.cohort, self.federation, models, *train)
+            first, _ = client_means(self.cohort, self.federation, models, *train, self.ranks)
             for r in asking:
                 losses[r] = first[seeds.index(self.runs[r].seed)]
         return losses
@@ -157,7 +174,9 @@ class Simulation:
             return Loop(self.cohort, self.federation, self.schedule, self.runs)
         assert s.memory is not None
         budget = int(s.memory * 2**30 / self.x.element_size())
-        stacked = Stacked(self.cohort, self.federation, self.schedule, self.runs, budget=budget)
+        stacked = Stacked(
+            self.cohort, self.federation, self.schedule, self.runs, budget=budget, ranks=self.ranks
+        )
         if s.compile == "auto":
             worth = s.rounds * stacked.calls() >= WORTH_COMPILING and _compiler_found(s.device)
             self.settings = replace(s, compile="on" if worth else "off")
@@ -206,7 +225,7 @@ class Simulation:
 
     def evaluate(self) -> None:
         """Every client's test loss and accuracy now, added to the history."""
-        loss, score = client_means(self.cohort, self.federation, self.x, *self.test)
+        loss, score = client_means(self.cohort, self.federation, self.x, *self.test, self.ranks)
         self.loss, self.accuracy = loss.cpu(), 100 * score.cpu()  # (R, K)
         for r, run in enumerate(self.runs):
             metrics = finite(fairness(self.accuracy[r], self.loss[r], self.federation.test))

@@ -18,7 +18,8 @@ from fairwind.counter import mix, segments
 from fairwind.data.federation import Federation
 from fairwind.engine.cohort import Cohort
 from fairwind.engine.evaluate import chunks, client_means
-from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.executor import Outcome, Run, over_ranks
+from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.schedule import Plan, Schedule, Work, batches
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line
@@ -38,11 +39,12 @@ class Stacked:
         runs: list[Run],
         *,
         budget: int,
+        ranks: Ranks = ALONE,
     ):
         """`budget` is how many numbers the rows of a chunk may hold together."""
         self.cohort, self.federation, self.schedule, self.runs = cohort, federation, schedule, runs
         self.data = federation.inputs, federation.targets
-        self.budget = budget
+        self.budget, self.ranks = budget, ranks
         self.seeds = sorted({run.seed for run in runs})
         self.seed_of = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
         self.algorithms: list[AnyAlgorithm] = []
@@ -74,6 +76,9 @@ class Stacked:
         per_seed = self.schedule.participants
         run = torch.arange(len(self.runs)).repeat_interleave(per_seed)
         entry = (self.seed_of[run].view(-1, per_seed) * per_seed + torch.arange(per_seed)).view(-1)
+        steps = int(plan.steps[entry].sum())
+        mine = self._share(plan, run, entry)
+        run, entry = run[mine], entry[mine]
         loss, grad_norm = self._probe(x, plan, run, entry)
 
         outcome = Outcome(
@@ -81,7 +86,7 @@ class Stacked:
             [None] * len(self.runs),
             torch.zeros(len(self.runs), dtype=torch.int64, device=x.device),
             torch.zeros(len(self.runs), dtype=torch.int64, device=x.device),
-            int(plan.steps[entry].sum()),
+            steps,
         )
         longest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
         samples = (plan.size * plan.epochs)[entry]
@@ -92,7 +97,12 @@ class Stacked:
         batch_size = self.schedule.solver.batch_size
         for rows, (report, delta) in self._chunked(longest_first, samples, batch_size, train):
             self._add(outcome, run[rows], report, delta)
-        return outcome
+        return over_ranks(outcome, self.runs, self.ranks)
+
+    def _share(self, plan: Plan, run: Tensor, entry: Tensor) -> Tensor:
+        """This rank's rows, such that all ranks have about the same to do."""
+        passes = [1 + (r.algorithm.probe == "gradient") for r in self.runs]
+        return self.ranks.deal(plan.steps[entry] * torch.tensor(passes)[run])
 
     def _chunked(
         self, rows: Tensor, samples: Tensor, batch_size: int, work: Callable[[Tensor], T]
@@ -140,9 +150,13 @@ class Stacked:
         loss, grad_norm = torch.full((2, len(run)), torch.nan, dtype=torch.float64, device=x.device)
         asked = [r.algorithm.probe for r in self.runs]
         for seed in range(len(self.seeds)):
-            mine = [r for r, probe in enumerate(asked) if probe == "loss" and self.seed_of[r] == seed]
-            if mine:
-                loss.view(len(self.runs), -1)[mine] = self._probe_losses(x[mine], plan, seed)
+            asking = [r for r, probe in enumerate(asked) if probe == "loss" and self.seed_of[r] == seed]
+            rows = torch.isin(run, torch.tensor(asking)).nonzero()[:, 0]
+            if len(rows):
+                entries, client = torch.unique(entry[rows], return_inverse=True)
+                model = torch.searchsorted(torch.tensor(asking), run[rows])
+                losses = self._probe_losses(x[asking], plan, entries)
+                loss[rows.to(x.device)] = losses[model.to(x.device), client.to(x.device)]
         wants_gradient = torch.tensor([probe == "gradient" for probe in asked])[run]
         samples = self.schedule.probed(plan.size)[entry]
         largest_first = torch.argsort(samples, descending=True, stable=True)
@@ -163,13 +177,12 @@ class Stacked:
             loss[rows.to(x.device)], grad_norm[rows.to(x.device)] = measured
         return loss, grad_norm
 
-    def _probe_losses(self, x: Tensor, plan: Plan, seed: int) -> Tensor:
-        """Losses (R, M) of a seed's clients under models of that seed."""
-        mine = (plan.seed == seed).nonzero()[:, 0]
-        sizes = self.schedule.probed(plan.size[mine])
+    def _probe_losses(self, x: Tensor, plan: Plan, entries: Tensor) -> Tensor:
+        """Losses (R, N) of some of a plan's clients under models of their seed."""
+        sizes = self.schedule.probed(plan.size[entries])
 
         def pick(clients: Tensor) -> Tensor:
-            return self.schedule.probing(plan, mine[clients], PROBE_BATCH).order
+            return self.schedule.probing(plan, entries[clients], PROBE_BATCH).order
 
         return client_means(self.cohort, self.federation, x, sizes, pick)[0]
 
