@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from conftest import make_federation
-from fairwind import InputError, algorithms
+from fairwind import InputError, algorithms, setups
 from fairwind.engine import evaluate
 from fairwind.engine.ranks import find
 from fairwind.engine.simulation import Simulation
+from fairwind.setups import Where
 from test_engine import SOLVERS, Spoilt, simulation
 
 EVERY = list(algorithms.REGISTRY)
@@ -54,7 +55,15 @@ def outcomes() -> dict[str, Any]:
         return whole | {"small chunks": outcome("every algorithm")}
 
 
+def prepared(folder: Path) -> dict[str, Any]:
+    """What is said while FEMNIST is prepared from the folder's files, and what becomes of it."""
+    said: list[str] = []
+    federation = setups.federation("femnist", Where(folder / "in", cache=folder / "cache"), said.append)
+    return {"said": said, "digest": federation.digest()}
+
+
 if __name__ == "__main__":
-    torch.save(outcomes(), Path(sys.argv[1]) / f"{find().rank}.pt")
+    folder = Path(sys.argv[1])
+    torch.save(outcomes() | {"prepared": prepared(folder)}, folder / f"{find().rank}.pt")
     with pytest.raises(InputError, match="the loop is one process"):
         simulation(make_federation([5, 6]), ["fedavg"], [0], engine="loop")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import layouts
 import ranked
 from command import ENV
 from conftest import DEVICE
@@ -71,6 +72,7 @@ def test_alone_nothing_is_exchanged() -> None:
 @pytest.mark.skipif(DEVICE != "cpu" and torch.cuda.device_count() < 2, reason="needs a GPU for each rank")
 def test_two_ranks_are_one_process(tmp_path: Path) -> None:
     """To rounding in the sums; before the first round, and between the ranks, to the bit."""
+    layouts.femnist_parquet(tmp_path / "in")
     process = torchrun(ranked.__file__, tmp_path)
     alone = ranked.outcomes()
     _, stderr = process.communicate(timeout=120)
@@ -87,6 +89,10 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
         assert found["history"] == second[case]["history"]
         assert_same_history(found["history"], expected["history"], 1e-10)
     assert alone["a client left out"]["counts"]["left_out"] == [6] * len(ranked.EVERY)
+
+    leading, following = first["prepared"], second["prepared"]
+    assert [line.partition(" from")[0] for line in leading["said"]] == ["preparing femnist"]
+    assert following == leading | {"said": []}  # found in the cache
 
 
 def assert_same_history(

@@ -44,9 +44,10 @@ class Ranks(NamedTuple):
 
     def any(self, wish: bool) -> bool:
         """Whether any rank wishes it."""
+        if self.world == 1:
+            return wish
         wishes = torch.tensor([float(wish)])
-        if self.world > 1:
-            _all_reduce(wishes)
+        _all_reduce(wishes)
         return bool(wishes)
 
     def meet(self) -> None:
@@ -99,6 +100,4 @@ def _all_reduce(values: Tensor) -> None:
     try:
         dist.all_reduce(values)
     except RuntimeError as error:
-        raise InputError(
-            f"the ranks cannot go on together ({first_line(error)}); if one of them failed, it said why"
-        ) from error
+        raise InputError(f"another rank has failed, or cannot be reached: {first_line(error)}") from error

@@ -75,12 +75,12 @@ def resolve(settings: Settings) -> Settings:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise InputError(f"device {device!r} is neither cpu nor cuda")
-    if find().world > 1:
-        _check_ranks(settings.engine, device)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {device!r} cannot be used here: {first_line(error)}") from None
+    if find().world > 1:
+        _check_ranks(settings.engine, device)
     memory = settings.memory
     if memory is None:
         on_gpu = device.startswith("cuda")
