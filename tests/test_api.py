@@ -218,13 +218,13 @@ def test_many_clients_need_no_more_memory_than_a_chunk(monkeypatch) -> None:
     for memory in (0.001, 1):
         settings = fw.Settings(rounds=1, memory=memory, compile="off")
         simulation = Simulation(model, federation, runs, settings)
-        step, rows = simulation.executor.training.step, []
+        step, rows = simulation.executor.benches["training"].step, []
 
         def counted(given, *rest, step=step, rows=rows):
             rows.append(len(given.loss))
             step(given, *rest)
 
-        monkeypatch.setattr(simulation.executor.training, "step", counted)
+        monkeypatch.setattr(simulation.executor.benches["training"], "step", counted)
         simulation.step()
         assert sum(rows) == 3000
         models.append(simulation.x)

@@ -12,6 +12,8 @@ from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.bench import Rows
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation, _compiler_found
+from fairwind.engine.stacked import PROBES
+from replay import Replayer
 
 SOLVERS = {
     "sgd": Solver(lr=0.1, batch_size=10),
@@ -111,10 +113,37 @@ def test_chunking_changes_nothing(ragged: Federation, budget: int) -> None:
     names = list(algorithms.PAPER)
     whole, chunked = (simulation(ragged, names, [0, 1]) for _ in range(2))
     chunked.executor.budget = budget
-    rows = torch.arange(80)
-    assert len(whole.executor._chunks(rows, ragged.train.repeat(10), 10)) == 1
-    assert len(chunked.executor._chunks(rows, ragged.train.repeat(10), 10)) > 5
+    chunks = [0, 0]
+    for i, executor in enumerate((whole.executor, chunked.executor)):
+        executor.prepare(0)
+        chunks[i] = len(list(executor._chunks("training", executor._rows("training"))))
+    assert chunks[0] == 1 < chunks[1]
     assert_together(whole, chunked)
+
+
+@pytest.mark.parametrize("solver", ["sgd", "momentum", "nesterov", "decay"])
+def test_a_recorded_round_is_the_round(ragged: Federation, solver: str) -> None:
+    """What a GPU replays: a round whose order of samples, models and states are new, on the same memory."""
+    options = {"solver": SOLVERS[solver], "probe_samples": 6 if solver == "momentum" else None}
+    plain, recorded = (simulation(ragged, list(algorithms.REGISTRY), [0, 1], **options) for _ in range(2))
+    recorded.executor.repeats, recorded.executor.budget = True, 20_000
+    plain.executor.budget = 20_000
+    recorded.recorder = replayer = Replayer()
+    assert_together(plain, recorded, rounds=5, tolerance=0)
+    assert replayer.replays == 3
+    assert len(recorded.executor.kept["training"]) > 1
+
+
+@pytest.mark.parametrize("counts", [3, 128])
+def test_recorded_steps_are_the_steps(ragged: Federation, monkeypatch, counts: int) -> None:
+    """Whoever takes part, and however long: a step is replayed for its number of rows, or rounded up."""
+    monkeypatch.setattr("fairwind.engine.bench.COUNTS", counts)
+    options = {"solver": SOLVERS["uneven"], "participation": 0.7, "model": dropout_model}
+    plain, recorded = (simulation(ragged, list(algorithms.PAPER), [0, 1], **options) for _ in range(2))
+    for bench in recorded.executor.benches.values():
+        bench.recorder = Replayer()
+    assert_together(plain, recorded, rounds=5, tolerance=1e-12)
+    assert recorded.executor.benches["training"].recorder.replays > 10
 
 
 def dropout_model() -> nn.Module:
@@ -236,7 +265,8 @@ def test_probes_are_paid_for_only_by_algorithms_that_ask(ragged: Federation, mon
     plain = simulation(ragged, ["fedavg", "fedadam", "fednova"], [0])
     asking = simulation(ragged, ["fedavg", "qfedavg", "adafedadam"], [0])
     for sim in (plain, asking):
-        for probe, bench in sim.executor.probing.items():
+        for probe in PROBES:
+            bench = sim.executor.benches[probe]
 
             def count(models, run, seat=bench.seat, probe=probe):
                 counted[probe] += len(run)
@@ -305,7 +335,7 @@ def test_a_chunk_that_does_not_fit_is_halved(ragged: Federation, monkeypatch, fi
 
         return limited
 
-    for bench in halved.executor.benches:
+    for bench in halved.executor.benches.values():
         monkeypatch.setattr(bench, "step", scarce(bench.step))
     for simulation in (whole, halved):
         simulation.run()
@@ -322,7 +352,7 @@ def test_a_client_that_does_not_fit_alone_is_an_error_with_a_remedy(ragged: Fede
     def never(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(simulation.executor.training, "step", never)
+    monkeypatch.setattr(simulation.executor.benches["training"], "step", never)
     with pytest.raises(InputError, match=r"a single client does not fit .* smaller batch size"):
         simulation.step()
 

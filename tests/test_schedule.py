@@ -17,7 +17,7 @@ def client_batches(schedule: Schedule, seeds: list[int], round: int, i: int) -> 
     start = int(schedule.federation.start[plan.client[i]])
     mine = range(start, start + int(plan.size[i]))
     steps = torch.arange(int(plan.steps[i]))
-    work = schedule.training(plan, torch.tensor([i]))
+    work = schedule.training(plan, torch.tensor([i])).drawn(*schedule.keys(plan))
     padded = batches(work, torch.zeros_like(steps), steps, schedule.solver.batch_size)
     assert all(
         (s if s >= 0 else ~s) in mine for row in padded.tolist() for s in row

@@ -5,8 +5,9 @@ import json
 import os
 import signal
 import sys
+import time
 import warnings
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from fairwind import __version__, algorithms, setups
 from fairwind.comparison import Recipe, RunDirectory
 from fairwind.data.federation import Federation
 from fairwind.engine.precision import Precision
+from fairwind.engine.ranks import find
 from fairwind.engine.simulation import Engine, Settings, Simulation, Switch
 from fairwind.errors import InputError, first_line, unknown
 from fairwind.files import RESULTS
@@ -40,6 +42,8 @@ class Messages(Console):
 
 
 err = Messages(stderr=True, highlight=False, markup=False, emoji=False)
+
+PATIENCE = 10  # seconds
 
 SOLVERS = {
     "sgd": {"momentum": 0.0, "nesterov": False},
@@ -113,16 +117,20 @@ class Compare:
         recipe = self.recipe()
         recipe.check()
         path = self.out or Path("runs") / f"{self.setup.partition(':')[0]}-{datetime.now():%Y%m%d-%H%M%S}"
-        RunDirectory.check_free(path)
+        if find().first:
+            RunDirectory.check_free(path)
         where = Where(self.data_dir, self.glove, self.cache)
         federation = _load(recipe.setup, where)
         simulation = recipe.build(federation)
+        if not simulation.ranks.first:
+            return _help(simulation)
         # with nothing left open
         recipe = replace(recipe, settings=simulation.settings, data=federation.origin.get("digest"))
         directory = RunDirectory.create(path, recipe, where)
         with directory.locked():
             directory.write_history(simulation)
             _train(directory, simulation, self.checkpoint_every)
+        return None
 
     def recipe(self) -> Recipe:
         """What the options amount to."""
@@ -170,13 +178,17 @@ class Resume:
         directory = RunDirectory.open(self.directory)
         if (self.directory / RESULTS).exists():
             err.print("finished: nothing is left to train")
-            return _show(self.directory)
+            return _show(self.directory) if find().first else None
         for change in directory.changed():
             err.print(f"fairwind: {change}; the last bits of the results may change with it", soft_wrap=True)
         simulation = directory.recipe.build(directory.federation(self.cache))
-        with directory.locked():
+        ranks = simulation.ranks
+        with directory.locked() if ranks.first else nullcontext():
+            ranks.meet()  # from here on no other process changes the checkpoints
             for refusal in directory.restore(simulation):
                 err.print(f"fairwind: {refusal}; an earlier one is used", soft_wrap=True)
+            if not ranks.first:
+                return _help(simulation)
             err.print(f"going on at round {simulation.round} of {simulation.settings.rounds}")
             _train(directory, simulation, self.checkpoint_every)
         return None
@@ -318,7 +330,7 @@ def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: fl
             rate = simulation.round / max(simulation.seconds, 1e-9)
             shown = f"{rate:.1f}/s" if rate >= 0.5 else f"{1 / rate:.0f} s each"
             bar.update(task, completed=simulation.round, rate=shown)
-            if stop.asked and not simulation.done:
+            if simulation.ranks.any(stop.asked) and not simulation.done:
                 save()
                 stop.saved = True
                 raise KeyboardInterrupt
@@ -332,6 +344,23 @@ def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: fl
             raise
     directory.write_results(simulation)
     _show(directory.path)
+
+
+def _help(simulation: Simulation) -> None:
+    """The rounds that are left, on a rank that only trains: rank 0 speaks, writes and stops for all."""
+    stop = Interrupt()
+
+    def after_round() -> None:
+        if simulation.ranks.any(stop.asked) and not simulation.done:
+            stop.saved = True
+            raise KeyboardInterrupt
+
+    with stop:
+        try:
+            simulation.run(after_round=after_round)
+        except KeyboardInterrupt:
+            if not stop.saved:
+                raise
 
 
 def _show(path: Path) -> None:
@@ -409,8 +438,20 @@ def _parse() -> tuple[Any, list[str]]:
         raise InputError(f"{message.rstrip('.')}; see 'fairwind {sys.argv[1]} --help'") from None
 
 
+def _fail(message: str) -> NoReturn:
+    """One line of error and exit code 2; what rank 0 stumbles over too, it alone says."""
+    if err.quiet:
+        time.sleep(PATIENCE)  # when rank 0 fails, torchrun ends this rank meanwhile
+        err.quiet = False
+    err.print(f"fairwind: error: {message}", style="red", soft_wrap=True)
+    sys.exit(2)
+
+
 def main() -> NoReturn:
     """Runs a command; a user's mistake is one line and exit code 2."""
+    if not find().first:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        err.quiet = True
     warnings.showwarning = lambda message, *_: err.print(f"fairwind: {message}", soft_wrap=True)
     try:
         if not (words := sys.argv[1:]):
@@ -423,13 +464,12 @@ def main() -> NoReturn:
         command, rest = _parse()
         if rest:
             raise _refuse(command, rest[0])
-        command.run()
+        if find().first or isinstance(command, Compare | Resume):
+            command.run()
     except InputError as error:
-        err.print(f"fairwind: error: {error}", style="red", soft_wrap=True)
-        sys.exit(2)
+        _fail(str(error))
     except OSError as error:
-        err.print(f"fairwind: error: {error.strerror}: {error.filename}", style="red", soft_wrap=True)
-        sys.exit(2)
+        _fail(f"{error.strerror}: {error.filename}")
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)

@@ -21,6 +21,7 @@ from fairwind.data import store
 from fairwind.data.federation import Federation
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.executor import Run
+from fairwind.engine.ranks import find
 from fairwind.engine.simulation import Settings, Simulation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError
@@ -140,13 +141,9 @@ class RunDirectory:
 
     def changed(self) -> list[str]:
         """What is not as it was when the run began, and may change its last bits."""
-        now = environment(self.recipe.settings.device)
-        watched = "fairwind", "torch", "processor", "threads", "device"
-        return [
-            f"{k} was {self.made_with.get(k)}, is {now[k]}"
-            for k in watched
-            if self.made_with.get(k) != now[k]
-        ]
+        before, now = ({"ranks": 1, **e} for e in (self.made_with, environment(self.recipe.settings.device)))
+        watched = "fairwind", "torch", "processor", "threads", "device", "ranks"
+        return [f"{k} was {before.get(k)}, is {now[k]}" for k in watched if before.get(k) != now[k]]
 
     def federation(self, cache: Path | None = None) -> Federation:
         """The very data that the run began with."""
@@ -175,7 +172,8 @@ class RunDirectory:
                 f"no usable checkpoint in {self.checkpoints}: {refused[0]}; "
                 "delete that folder to start again from round 0"
             )
-        self.write_history(simulation)
+        if simulation.ranks.first:
+            self.write_history(simulation)
         return refused
 
     def save(self, simulation: Simulation) -> None:
@@ -246,6 +244,7 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
 def environment(device: str) -> dict[str, Any]:
     """What the numbers were made with."""
     on_gpu = device.startswith("cuda")
+    world = find().world
     return {
         "fairwind": __version__,
         "commit": _commit(),
@@ -256,6 +255,7 @@ def environment(device: str) -> dict[str, Any]:
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        **({"ranks": world} if world > 1 else {}),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -10,6 +10,7 @@ from fairwind.data import cifar10, femnist, sent140, store
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source
 from fairwind.data.synthetic import synthetic, synthetic_li
+from fairwind.engine.ranks import join
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, unknown
 from fairwind.models import linear, lstm, mlp, vgg11
@@ -82,7 +83,9 @@ def federation(spec: str, where: Where, say: store.Say = lambda text: None) -> F
     """The data of a spec: prepared, or generated."""
     setup = find(spec)
     if isinstance(setup.data, Source):
-        return entry(spec, where, say).load()
+        with join().first_alone():
+            prepared = entry(spec, where, say)
+        return prepared.load()
     _refuse_files(spec, where)
     return setup.data(**_arguments(spec))
 

@@ -1,11 +1,12 @@
 """Rows at work: the tensors of a chunk of rows, and the step that they take together.
 
 Everything stays in its place from chunk to chunk, so that on a GPU a step is recorded once for each number
-of rows and then replayed as a whole (a CUDA graph): launched one by one, its kernels wait for the host.
+of rows, and replayed.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FunctionType
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fairwind.engine.cohort import Cohort, Parts
+from fairwind.engine.record import Recorder, out_of_memory
 from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
 
@@ -106,25 +108,22 @@ class Bench:
         step: Step,
         cohort: Cohort,
         data: tuple[Tensor, Tensor],
+        batch_size: int,
         *,
         carries: bool = False,
         casts: bool = False,
     ):
-        self.step, self.cohort, self.data = step, cohort, data
+        self.step, self.cohort, self.data, self.batch_size = step, cohort, data, batch_size
         self.carries, self.casts = carries, casts and cohort.compute != cohort.dtype
         self.device = data[0].device
-        self.recording = self.device.type == "cuda"
+        self.recorder = Recorder(self.device)
         self.clear()
 
     def clear(self) -> None:
         """Gives all memory back."""
-        self._forget()
+        self.recorder.forget()
         self.rows: Rows | None = None
         self.batches: Batches | None = None
-
-    def _forget(self) -> None:
-        self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}  # None: taken once, not recorded yet
-        self.pool = torch.cuda.graph_pool_handle() if self.recording else None
 
     def compile(self) -> None:
         """Compiles the step when it is first taken."""
@@ -154,66 +153,32 @@ class Bench:
         Where a count was rounded up, the samples of a row that has finished are all padding.
         """
         if self.batches is None or len(self.batches.keys) < len(keys):
-            self._forget()
+            self.recorder.forget()
             self.batches = Batches(samples.clone(), keys.clone(), keys.new_zeros(()))
         else:
             self.batches.samples[: len(keys)] = samples
             self.batches.keys[: len(keys)] = keys
             self.batches.at.zero_()
         for n in counts:
-            self._take(n)
-
-    def _take(self, n: int) -> None:
-        if self.recording and n in self.graphs:
-            graph = self.graphs[n] or self._record(n)
-            if graph is not None:
-                return graph.replay()
-        else:
-            self.graphs[n] = None  # the first time it runs as it is, which compiles and chooses kernels
-        return self._step(n)
+            self.recorder.do(n, partial(self._step, n))
 
     def _step(self, n: int) -> None:
         assert self.rows is not None
         assert self.batches is not None
         self.step(self.rows.first(n), self.batches, *self.data)
 
-    def _record(self, n: int) -> torch.cuda.CUDAGraph | None:
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(stream):
-                graph.capture_begin(pool=self.pool)
-                try:
-                    self._step(n)
-                finally:
-                    graph.capture_end()
-        except RuntimeError as error:
-            if out_of_memory(error):
-                raise
-            warnings.warn(f"steps are launched kernel by kernel: {first_line(error)}", stacklevel=2)
-            self.recording = False
-            return None
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graphs[n] = graph
-        return graph
-
     def rounded(self, active: Tensor) -> Tensor:
         """Numbers of active rows as they are taken: a few more where too many would have to be recorded."""
         most = int(active[0])
-        if self.recording:
+        if self.recorder.on:
             multiple = -(-most // COUNTS)
             active = -(-active // multiple) * multiple
         # Compiled code treats a size of one apart.
         return active.clamp(min=min(2, most), max=most)
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
 def _compile(step: Step) -> Step:
-    """Compiles a step for any number of rows."""
+    """Compiles a step for any number of rows and samples."""
     assert isinstance(step, FunctionType)
     # Compiled code is cached, and its number limited, by code object: each engine gets its own.
     step.__code__ = step.__code__.replace()
@@ -224,7 +189,7 @@ def _compile(step: Step) -> Step:
         nonlocal chosen
         if chosen is not None:
             return chosen(rows, batches, inputs, targets)
-        for tensor in (*rows.tensors(), *batches[:2]):
+        for tensor in (*rows.tensors(), *batches[:2], inputs, targets):
             if len(tensor) > 1:
                 torch._dynamo.mark_dynamic(tensor, 0)
         try:

@@ -8,6 +8,7 @@ from torch import Tensor
 from fairwind.counter import segments
 from fairwind.data.federation import Federation
 from fairwind.engine.cohort import Cohort
+from fairwind.engine.ranks import ALONE, Ranks
 
 # What samples may become under all models together when they are scored at once, about
 NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
@@ -17,22 +18,24 @@ Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client a
 
 @torch.no_grad()
 def client_means(
-    cohort: Cohort, federation: Federation, x: Tensor, sizes: Tensor, pick: Pick
+    cohort: Cohort, federation: Federation, x: Tensor, sizes: Tensor, pick: Pick, ranks: Ranks = ALONE
 ) -> tuple[Tensor, Tensor]:
     """Mean loss and mean score of each client under each model x (R, P): two (R, K) float64 tensors.
 
-    `sizes` (K,) says how many samples each client has, `pick` which; a client with none gets NaN.
+    `sizes` (K,) says how many samples each client has, `pick` which; a client with none gets NaN. Ranks share
+    whole chunks, so that a client's numbers are the same bits however many ranks there are.
     """
     limit = max(16, NUMBERS.get(x.device.type, 1 << 22) // (max(64, cohort.per_sample) * len(x)))
-    parts = []
-    for clients in chunks(sizes, limit):
+    means = torch.zeros(2, len(x), len(sizes), dtype=torch.float64, device=x.device)
+    for clients in chunks(sizes, limit)[ranks.rank :: ranks.world]:
         scored = [
             cohort.scores(x, federation.inputs[part], federation.targets[part])
             for part in torch.split(pick(clients), limit)
         ]
         lengths = sizes[clients].to(x.device)
-        parts.append([_segment_means(torch.cat(each, dim=1), lengths) for each in zip(*scored, strict=True)])
-    loss, score = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+        for mean, each in zip(means, zip(*scored, strict=True), strict=True):
+            mean[:, clients.to(x.device)] = _segment_means(torch.cat(each, dim=1), lengths)
+    loss, score = ranks.sum(*means)
     return loss, score
 
 

@@ -1,10 +1,12 @@
 """What an executor is: something that lets the clients of all runs train for one round."""
 
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm
+from fairwind.contract import AnyAlgorithm, Report
+from fairwind.engine.ranks import Ranks
 
 
 class Run(NamedTuple):
@@ -22,12 +24,35 @@ class Outcome(NamedTuple):
     sums: list[Any]  # R records of the runs' algorithms, of 0-d float64 tensors
     used: Tensor  # (R,) clients that counted
     left_out: Tensor  # (R,) clients left out because a number of theirs was not finite
-    steps: int  # local steps taken, in all
 
 
 class Executor(Protocol):
     """Trains the round's clients of every run."""
 
-    def round(self, x: Tensor, loss0: Tensor, round: int) -> Outcome:
-        """One round from models x (R, P); `loss0` (R, K) are the clients' losses at the runs' x_0."""
+    repeats: bool  # whether, once drawn up, a round is the same work on the same tensors as the last one
+
+    def prepare(self, round: int) -> int:
+        """Draws up the round; returns how many local steps it will take, in all."""
         ...
+
+    def round(self, x: Tensor, loss0: Tensor) -> Outcome:
+        """That round from models x (R, P); `loss0` (R, K) are the clients' losses at the runs' x_0."""
+        ...
+
+
+def over_ranks(outcome: Outcome, runs: list[Run], ranks: Ranks) -> Outcome:
+    """What the rows of all ranks add up to; on a rank without rows, records of sums may be None."""
+    if ranks.world == 1:
+        return outcome
+    nobody = Report(*outcome.total.new_zeros(len(Report._fields), 0))
+    records = []
+    for run, record in zip(runs, outcome.sums, strict=True):
+        if record is None:
+            empty = run.algorithm.client(nobody).sums
+            record = type(empty)(*(each.sum() for each in empty))
+        records.append(record)
+    numbers = [number for record in records for number in record]
+    total, used, left_out, *numbers = ranks.sum(outcome.total, outcome.used, outcome.left_out, *numbers)
+    each = iter(numbers)
+    sums = [type(record)(*islice(each, len(record))) for record in records]
+    return Outcome(total, sums, used, left_out)

@@ -20,18 +20,23 @@ from fairwind.engine.schedule import Plan, Schedule
 class Loop:
     """Executes rounds one client at a time."""
 
+    repeats = False
+
     def __init__(self, cohort: Cohort, federation: Federation, schedule: Schedule, runs: list[Run]):
         self.cohort, self.federation, self.schedule, self.runs = cohort, federation, schedule, runs
         self.training, self.evaluating = copy.deepcopy(cohort.training), copy.deepcopy(cohort.evaluating)
         self.keys = [b for n, b in self.training.named_buffers() if n in cohort.keys]
 
-    def round(self, x: Tensor, loss0: Tensor, round: int) -> Outcome:
+    def prepare(self, round: int) -> int:
+        self.plans = {seed: self.schedule.plan([seed], round) for seed in {run.seed for run in self.runs}}
+        return sum(int(self.plans[run.seed].steps.sum()) for run in self.runs)
+
+    def round(self, x: Tensor, loss0: Tensor) -> Outcome:
         total = torch.zeros_like(x, dtype=torch.float64)
         used, left_out = torch.zeros(2, len(self.runs), dtype=torch.int64, device=x.device)
-        sums, steps = [], 0
+        sums = []
         for r, run in enumerate(self.runs):
-            plan = self.schedule.plan([run.seed], round)
-            steps += int(plan.steps.sum())
+            plan = self.plans[run.seed]
             parts = []
             for i, client in enumerate(plan.client.tolist()):
                 report, delta = self.train(x[r], loss0[r, client], plan, i, run.algorithm.probe)
@@ -42,15 +47,20 @@ class Loop:
                 left_out[r] += ~usable
                 parts.append(part.sums)
             sums.append(type(parts[0])(*(torch.stack(each).sum() for each in zip(*parts, strict=True))))
-        return Outcome(total, sums, used, left_out, steps)
+        return Outcome(total, sums, used, left_out)
 
     def train(self, x: Tensor, loss0: Tensor, plan: Plan, i: int, probe: Probe) -> tuple[Report, Tensor]:
         """The i-th client of a plan: probe, train from x, report; and its update δ (P,)."""
-        solver, size, steps = self.schedule.solver, plan.size[i], plan.steps[i]
+        solver, size, steps, keys = (
+            self.schedule.solver,
+            plan.size[i],
+            plan.steps[i],
+            self.schedule.keys(plan),
+        )
         loss = grad_norm = torch.tensor(torch.nan, dtype=torch.float64, device=x.device)
         if probe != "none":
             weights = self._load(self.evaluating, x)
-            measured = self.schedule.probing(plan, torch.tensor([i]), int(size)).order
+            measured = self.schedule.probing(plan, torch.tensor([i]), int(size)).drawn(*keys).order
             value = self._losses(self.evaluating, measured).mean()
             loss = value.detach().double()
             if probe == "gradient":
@@ -60,7 +70,7 @@ class Loop:
         optimizer = torch.optim.SGD(
             weights, solver.lr, solver.momentum, weight_decay=solver.weight_decay, nesterov=solver.nesterov
         )
-        epochs = torch.split(self.schedule.training(plan, torch.tensor([i])).order, int(size))
+        epochs = torch.split(self.schedule.training(plan, torch.tensor([i])).drawn(*keys).order, int(size))
         batches = (samples for epoch in epochs for samples in torch.split(epoch, solver.batch_size))
         for step, samples in enumerate(batches):
             for key in self.keys:

@@ -25,13 +25,40 @@ class Plan(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The samples of some of a plan's clients, drawn up when they are needed; on the data's device."""
+    """The samples of some of a plan's clients in the order in which they are taken; on the data's device."""
 
     size: Tensor  # (N,) samples in an epoch
     steps: Tensor  # (N,)
     base: Tensor  # (N,) where the client's samples begin in `order`
     key: Tensor  # (N,) for dropout
     order: Tensor  # (Σ size·epochs,) sample indices, epoch after epoch
+
+
+class Lot(NamedTuple):
+    """The same before an order is drawn: what does not change from round to round with the same clients."""
+
+    entry: Tensor  # (N,) which of the plan's clients these are
+    client: Tensor  # (N,) and of the federation's
+    size: Tensor  # (N,)
+    steps: Tensor  # (N,)
+    base: Tensor  # (N,)
+    sample: Tensor  # (Σ,) samples as they lie
+    epoch_entry: Tensor  # (S,) for each epoch of each client, the client,
+    epoch: Tensor  # (S,) and the epoch
+    segment: Tensor  # (Σ,) each sample's epoch in these
+    place: Tensor  # (Σ,) and its place there
+    shuffled: bool
+    taken: Tensor | None  # which of the samples in their order are taken, if not all
+
+    def drawn(self, order_key: Tensor, dropout_key: Tensor) -> Work:
+        """Every epoch shuffled within itself: one sort for all."""
+        order = self.sample
+        if self.shuffled:
+            keys = mix(order_key[self.epoch_entry], self.epoch)
+            order = order[shuffle(self.segment, self.place, keys)]
+        if self.taken is not None:
+            order = order[self.taken]
+        return Work(self.size, self.steps, self.base, dropout_key[self.entry], order)
 
 
 @dataclass(frozen=True)
@@ -74,44 +101,57 @@ class Schedule:
         per_epoch = (size + self.solver.batch_size - 1) // self.solver.batch_size
         return Plan(seed, client, size, epochs, per_epoch * epochs, order, dropout)
 
-    def training(self, plan: Plan, entries: Tensor) -> Work:
-        """What the given clients of a plan train on: every epoch shuffled within itself."""
+    def training(self, plan: Plan, entries: Tensor) -> Lot:
+        """What the given clients of a plan train on."""
         size, epochs, steps = plan.size[entries], plan.epochs[entries], plan.steps[entries]
         owner, epoch = segments(epochs)
-        order = self._shuffled(plan, entries[owner], epoch)
-        return self._work(size, size * epochs, steps, plan.dropout_key[entries], order)
+        return self._lot(plan, entries, size, steps, size * epochs, entries[owner], epoch, True, None)
 
-    def probing(self, plan: Plan, entries: Tensor, batch_size: int) -> Work:
+    def probing(self, plan: Plan, entries: Tensor, batch_size: int) -> Lot:
         """What the given clients measure their loss and gradient on, in batches of the given size."""
         whole = plan.size[entries]
         size = self.probed(whole)
-        if self.probe_samples is None:
-            order = _spread(self.federation.start[plan.client[entries]], size, self.device)
-        else:  # the first samples of the first epoch
-            shuffled = self._shuffled(plan, entries, torch.zeros_like(entries))
-            order = shuffled[_spread(whole.cumsum(0) - whole, size, self.device)]
         steps = (size + batch_size - 1) // batch_size
-        return self._work(size, size, steps, plan.dropout_key[entries], order)
+        some, taken = self.probe_samples is not None, None
+        if some:  # the first samples of the first epoch
+            taken = _spread(whole.cumsum(0) - whole, size, self.device)
+        return self._lot(plan, entries, size, steps, size, entries, torch.zeros_like(entries), some, taken)
 
     def probed(self, size: Tensor) -> Tensor:
         """How many samples a client of this size measures its loss and gradient on."""
         return size if self.probe_samples is None else size.clamp(max=self.probe_samples)
 
     @property
+    def repeats(self) -> bool:
+        """Whether the same clients take the same steps in every round, if in another order."""
+        return self.participants == len(self.federation) and self.solver.fewest == self.solver.most
+
+    @property
     def device(self) -> torch.device:
         return self.federation.inputs.device
 
-    def _shuffled(self, plan: Plan, entries: Tensor, epoch: Tensor) -> Tensor:
-        """Samples of one epoch of each of the given clients, shuffled: one sort for all."""
-        keys = mix(plan.order_key[entries], epoch).to(self.device)
-        size = plan.size[entries]
-        segment, place = segments(size.to(self.device), int(size.sum()))
-        start = self.federation.start[plan.client[entries]].to(self.device)
-        return (start[segment] + place)[shuffle(segment, place, keys)]
+    def keys(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        """What decides orders and dropout, on the data's device."""
+        return plan.order_key.to(self.device), plan.dropout_key.to(self.device)
 
-    def _work(self, size: Tensor, taken: Tensor, steps: Tensor, key: Tensor, order: Tensor) -> Work:
-        base = taken.cumsum(0) - taken
-        return Work(*(field.to(self.device) for field in (size, steps, base, key, order)))
+    def _lot(
+        self,
+        plan: Plan,
+        entries: Tensor,
+        size: Tensor,
+        steps: Tensor,
+        length: Tensor,  # of each client's samples, all epochs together
+        owner: Tensor,
+        epoch: Tensor,
+        shuffled: bool,
+        taken: Tensor | None,
+    ) -> Lot:
+        base, client = length.cumsum(0) - length, plan.client[entries]
+        whole = plan.size[owner]
+        segment, place = segments(whole.to(self.device), int(whole.sum()))
+        sample = self.federation.start[plan.client[owner]].to(self.device)[segment] + place
+        there = [f.to(self.device) for f in (entries, client, size, steps, base, sample, owner, epoch)]
+        return Lot._make([*there, segment, place, shuffled, taken])
 
     def _choose(self, seed: int, round: int) -> Tensor:
         clients = torch.arange(len(self.federation))

@@ -20,6 +20,8 @@ from fairwind.engine.evaluate import client_means, split
 from fairwind.engine.executor import Executor, Run
 from fairwind.engine.loop import Loop
 from fairwind.engine.precision import Precision, compute_type, products
+from fairwind.engine.ranks import find, join
+from fairwind.engine.record import Recorder
 from fairwind.engine.schedule import Schedule
 from fairwind.engine.solver import Solver
 from fairwind.engine.stacked import Stacked
@@ -84,6 +86,8 @@ def resolve(settings: Settings) -> Settings:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {device!r} cannot be used here: {first_line(error)}") from None
+    if find().world > 1:
+        _check_ranks(settings.engine, device)
     memory, precision = settings.memory, settings.precision
     on_gpu = device.startswith("cuda")
     if precision == "auto":
@@ -95,6 +99,19 @@ def resolve(settings: Settings) -> Settings:
     if memory is None:
         memory = torch.cuda.get_device_properties(device).total_memory / 2**32 if on_gpu else 1 / 32
     return replace(settings, device=device, memory=memory, precision=precision)
+
+
+def _check_ranks(engine: Engine, device: str) -> None:
+    """Refuses what several processes cannot do together."""
+    if engine == "loop":
+        raise InputError("the loop is one process: start it without torchrun, or take the stacked engine")
+    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if device.startswith("cuda:"):
+        raise InputError(f"{device!r} is one GPU for all processes: give 'cuda', and each takes its own")
+    if device == "cuda" and here > gpus:
+        raise InputError(
+            f"{here} processes cannot share {gpus} GPU: start one for each, or give device 'cpu'"
+        )
 
 
 def _compiler_found(device: str) -> bool:
@@ -116,6 +133,7 @@ class Simulation:
         loss: Loss = cross_entropy,
         score: Loss = accuracy,
     ):
+        self.ranks = join()
         self.settings = resolve(settings)
         self.runs = list(runs)
         if not self.runs:
@@ -135,10 +153,12 @@ class Simulation:
 
         start = {seed: self.cohort.flatten(m).to(self.settings.device) for seed, m in models.items()}
         self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
-        self.states = [run.algorithm.init(x) for run, x in zip(self.runs, self.x, strict=True)]
+        states = [run.algorithm.init(x) for run, x in zip(self.runs, self.x, strict=True)]
+        self.states = [type(state)(*(t.clone() for t in state)) for state in states]  # written in place
         self.loss0 = self._first_losses(start)
 
         self.executor = self._executor()
+        self.recorder = Recorder(self.x.device)
         self.test = split(self.federation, "test")
         self.round = 0
         self.client_steps = 0
@@ -158,7 +178,7 @@ class Simulation:
             train = split(self.federation, "train")
             models = torch.stack([start[seed] for seed in seeds])
             with self._products():
-                first, _ = client_means(self.cohort, self.federation, models, *train)
+                first, _ = client_means(self.cohort, self.federation, models, *train, self.ranks)
             for r in asking:
                 losses[r] = first[seeds.index(self.runs[r].seed)]
         return losses
@@ -171,7 +191,9 @@ class Simulation:
             return Loop(self.cohort, self.federation, self.schedule, self.runs)
         assert s.memory is not None
         budget = int(s.memory * 2**30 / self.x.element_size())
-        stacked = Stacked(self.cohort, self.federation, self.schedule, self.runs, budget=budget)
+        stacked = Stacked(
+            self.cohort, self.federation, self.schedule, self.runs, budget=budget, ranks=self.ranks
+        )
         if s.compile == "auto":
             worth = s.rounds * stacked.calls() >= WORTH_COMPILING and _compiler_found(s.device)
             self.settings = replace(s, compile="on" if worth else "off")
@@ -189,21 +211,30 @@ class Simulation:
     def step(self) -> None:
         """One round of every run, and an evaluation if one is due."""
         began = time.perf_counter()
-        with self._products():
-            outcome = self.executor.round(self.x, self.loss0, self.round)
-        models = []
-        for r, run in enumerate(self.runs):
-            sums = outcome.total[r], outcome.sums[r], outcome.used[r]
-            x, self.states[r], moved = advance(run.algorithm, self.x[r], self.states[r], *sums)
-            models.append(x)
-            self.stalled[r] += ~moved
-        self.x = torch.stack(models)
-        self.left_out += outcome.left_out
-        self.client_steps += outcome.steps
+        self.client_steps += self.executor.prepare(self.round)
+        if self.executor.repeats:
+            self.recorder.do("round", self._advance)
+        else:
+            self._advance()
         self.round += 1
         if self.round % self.settings.eval_every == 0 or self.done:
             self.evaluate()
         self.seconds += time.perf_counter() - began
+
+    def _advance(self) -> None:
+        """The clients' work and the servers' steps, in place."""
+        with self._products():
+            outcome = self.executor.round(self.x, self.loss0)
+        stepped = []
+        for r, run in enumerate(self.runs):
+            sums = outcome.total[r], outcome.sums[r], outcome.used[r]
+            stepped.append(advance(run.algorithm, self.x[r], self.states[r], *sums))
+        for r, (x, state, moved) in enumerate(stepped):
+            self.x[r] = x
+            for old, new in zip(self.states[r], state, strict=True):
+                old.copy_(new)
+            self.stalled[r] += ~moved
+        self.left_out += outcome.left_out
 
     def run(
         self,
@@ -225,7 +256,7 @@ class Simulation:
     def evaluate(self) -> None:
         """Every client's test loss and accuracy now, added to the history."""
         with self._products():
-            loss, score = client_means(self.cohort, self.federation, self.x, *self.test)
+            loss, score = client_means(self.cohort, self.federation, self.x, *self.test, self.ranks)
         self.loss, self.accuracy = loss.cpu(), 100 * score.cpu()  # (R, K)
         for r, run in enumerate(self.runs):
             metrics = finite(fairness(self.accuracy[r], self.loss[r], self.federation.test))
@@ -260,6 +291,7 @@ class Simulation:
             type(state)(*(tensors[f"state.{r}.{name}"] for name in state._fields))
             for r, state in enumerate(self.states)
         ]
+        self.recorder.forget()
         self.round = checkpoint.round
         self.history = checkpoint.record["history"]
         self.client_steps, self.seconds = checkpoint.record["client_steps"], checkpoint.record["seconds"]

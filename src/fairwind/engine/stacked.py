@@ -5,23 +5,40 @@ They go through in chunks that fit into memory; what leaves a chunk is a sum.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from functools import partial
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from fairwind.contract import Probe, Report, contribute
+from fairwind.contract import Report, contribute
 from fairwind.counter import mix, segments
 from fairwind.data.federation import Federation
-from fairwind.engine.bench import Bench, gradient_step, loss_step, out_of_memory, train_step
+from fairwind.engine.bench import Bench, Rows, gradient_step, loss_step, train_step
 from fairwind.engine.cohort import Cohort
 from fairwind.engine.evaluate import chunks
-from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.executor import Outcome, Run, over_ranks
 from fairwind.engine.precision import products
-from fairwind.engine.schedule import Plan, Schedule, Work, batches
+from fairwind.engine.ranks import ALONE, Ranks
+from fairwind.engine.record import out_of_memory, recording
+from fairwind.engine.schedule import Lot, Schedule, batches
 from fairwind.errors import InputError, first_line
 
 T = TypeVar("T")
+Kind = Literal["training", "gradient", "loss"]  # what rows are at work for
+PROBES: tuple[Kind, ...] = ("gradient", "loss")
+
+
+class Chunk(NamedTuple):
+    """Rows that work together, the longest first: all that is known of them before their orders are drawn."""
+
+    rows: Tensor  # (n,) which of the round's rows
+    run: Tensor  # (n,)
+    lot: Lot
+    client: Tensor  # (n,) which of the lot's clients
+    counts: list[int]  # how many rows take each step
+    step: Tensor  # (Σ counts,) for all these, which step
+    who: Tensor  # (Σ counts,) and which of the lot's clients
 
 
 class Stacked:
@@ -35,170 +52,196 @@ class Stacked:
         runs: list[Run],
         *,
         budget: int,
+        ranks: Ranks = ALONE,
     ):
         """`budget` is how many numbers the rows of a chunk may hold together."""
-        self.cohort, self.federation, self.schedule, self.runs = cohort, federation, schedule, runs
-        self.data = federation.inputs, federation.targets
-        self.budget = budget
+        self.cohort, self.schedule, self.runs = cohort, schedule, runs
+        self.device, self.budget, self.ranks = federation.inputs.device, budget, ranks
         self.seeds = sorted({run.seed for run in runs})
         self.seed_of = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
         runs_of: dict[int, list[int]] = {}
         for r, run in enumerate(runs):
             runs_of.setdefault(id(run.algorithm), []).append(r)
         self.algorithms = [(runs[mine[0]].algorithm, mine) for mine in runs_of.values()]
-        momentum = bool(schedule.solver.momentum)
-        step = train_step(cohort, schedule.solver)
-        self.training = Bench(step, cohort, self.data, carries=momentum, casts=True)
-        self.probing: dict[Probe, Bench] = {
-            "gradient": Bench(gradient_step(cohort), cohort, self.data, carries=True),
-            "loss": Bench(loss_step(cohort), cohort, self.data),
-        }
+
+        data, solver = (federation.inputs, federation.targets), schedule.solver
         # Samples of a client that are probed at once: more are faster, but a client with fewer pads them.
         typical = int(schedule.probed(federation.train).double().mean())
-        most = 256 if self.data[0].is_cuda else 64
-        self.probe_batch = min(most, max(32, 1 << typical.bit_length() - 1))
-
-    @property
-    def benches(self) -> list[Bench]:
-        return [self.training, *self.probing.values()]
+        probed = min(256 if self.device.type == "cuda" else 64, max(32, 1 << typical.bit_length() - 1))
+        step, momentum = train_step(cohort, solver), bool(solver.momentum)
+        self.benches: dict[Kind, Bench] = {
+            "training": Bench(step, cohort, data, solver.batch_size, carries=momentum, casts=True),
+            "gradient": Bench(gradient_step(cohort), cohort, data, probed, carries=True),
+            "loss": Bench(loss_step(cohort), cohort, data, probed),
+        }
+        # Where rounds repeat a GPU's are recorded as a whole; then chunks are kept, and steps not recorded.
+        self.repeats = self.device.type == "cuda" and schedule.repeats and ranks.world == 1
+        self.kept: dict[Kind, list[Chunk]] = {}
+        self.keys: tuple[Tensor, Tensor] | None = None
+        for bench in self.benches.values():
+            bench.recorder.on &= not self.repeats
 
     def compile(self) -> None:
         """Compiles the steps when they are first taken."""
-        for bench in self.benches:
+        for bench in self.benches.values():
             bench.compile()
 
     def calls(self) -> int:
         """How often the step of local training is called in a round, about."""
-        solver, size = self.schedule.solver, self.federation.train
+        solver, size = self.schedule.solver, self.schedule.federation.train
         steps = solver.most * (-(-size // solver.batch_size))
-        rows = self.schedule.participants * len(self.runs)
-        passes = rows * self._fixed(solver.batch_size) // self.budget
-        return int(max(steps.max(), passes * steps.double().mean()))
+        rows = self.schedule.participants * len(self.runs) // self.ranks.world
+        passes = rows * self._fixed("training") // self.budget
+        return max(int(steps.max()), int(passes * steps.double().mean()))
 
-    @torch.no_grad()
-    def round(self, x: Tensor, loss0: Tensor, round: int) -> Outcome:
-        plan = self.schedule.plan(self.seeds, round)
-        models = self.cohort.laid(self.cohort.parts(x))
+    def prepare(self, round: int) -> int:
+        self.plan = self.schedule.plan(self.seeds, round)
         # Every run has a row for each client its seed chose.
         per_seed = self.schedule.participants
         run = torch.arange(len(self.runs)).repeat_interleave(per_seed)
         entry = (self.seed_of[run].view(-1, per_seed) * per_seed + torch.arange(per_seed)).view(-1)
-        loss, grad_norm = self._probe(models, plan, run, entry)
+        steps = self.plan.steps[entry]
+        # Ranks deal the rows out such that all have about the same to do.
+        passes = torch.tensor([1 + (r.algorithm.probe == "gradient") for r in self.runs])
+        mine = self.ranks.deal(steps * passes[run])
+        self.run, self.entry = run[mine], entry[mine]
+        keys = self.schedule.keys(self.plan)
+        if self.repeats and self.keys is not None:
+            for place, key in zip(self.keys, keys, strict=True):
+                place.copy_(key)
+        else:
+            self.keys = keys
+        return int(steps.sum())
+
+    @torch.no_grad()
+    def round(self, x: Tensor, loss0: Tensor) -> Outcome:
+        models = self.cohort.laid(self.cohort.parts(x))
+        loss, grad_norm = torch.full((2, len(self.run)), torch.nan, dtype=torch.float64, device=self.device)
+        for kind in PROBES:
+            probe = partial(self._probe, kind, models)
+            for chunk, measured in self._chunked(kind, probe):
+                loss[chunk.rows], grad_norm[chunk.rows] = measured
 
         total = [torch.zeros_like(model, dtype=torch.float64) for model in models]
-        outcome = Outcome(
-            x.new_empty(0),
-            [None] * len(self.runs),
-            torch.zeros(len(self.runs), dtype=torch.int64, device=x.device),
-            torch.zeros(len(self.runs), dtype=torch.int64, device=x.device),
-            int(plan.steps[entry].sum()),
-        )
-        longest_first = torch.argsort(plan.steps[entry], descending=True, stable=True)
-        samples = (plan.size * plan.epochs)[entry]
+        used, left_out = torch.zeros(2, len(self.runs), dtype=torch.int64, device=self.device)
+        outcome = Outcome(x, [None] * len(self.runs), used, left_out)
 
-        def train(rows: Tensor) -> tuple[Report, list[Tensor]]:
-            here = rows.to(x.device)
-            return self._train(models, loss0, plan, run[rows], entry[rows], loss[here], grad_norm[here])
+        def train(chunk: Chunk) -> tuple[Report, list[Tensor]]:
+            return self._train(chunk, models, loss0, loss[chunk.rows], grad_norm[chunk.rows])
 
-        batch_size = self.schedule.solver.batch_size
-        for rows, (report, delta) in self._chunked(longest_first, samples, batch_size, train):
-            self._add(outcome, total, run[rows].to(x.device), report, delta)
-        return outcome._replace(total=self.cohort.unlaid(total))
+        for chunk, (report, delta) in self._chunked("training", train):
+            self._add(outcome, total, chunk.run, report, delta)
+        return over_ranks(outcome._replace(total=self.cohort.unlaid(total)), self.runs, self.ranks)
 
-    def _chunked(
-        self, rows: Tensor, samples: Tensor, batch_size: int, work: Callable[[Tensor], T]
-    ) -> Iterator[tuple[Tensor, T]]:
-        """Rows in chunks within the budget, given how many samples each goes through, and their work done.
+    def _chunked(self, kind: Kind, work: Callable[[Chunk], T]) -> Iterator[tuple[Chunk, T]]:
+        """Rows in chunks within the budget, and their work done.
 
         Where memory runs out a chunk is halved, and so is the budget from then on.
         """
-        pending = self._chunks(rows, samples, batch_size)
-        while pending:
-            chunk = pending.pop(0)
+        pending: Iterator[Chunk] = iter(self.kept.get(kind) or self._chunks(kind, self._rows(kind)))
+        done_with = []
+        while (chunk := next(pending, None)) is not None:
+            done: T | None = None
             try:
                 done = work(chunk)
             except RuntimeError as error:
-                if not out_of_memory(error):
+                if not out_of_memory(error) or recording():
                     raise
-                if len(chunk) == 1:
+                if len(chunk.rows) == 1:
                     raise InputError(
                         f"a single client does not fit into memory ({first_line(error)}); "
                         "take a smaller batch size or model, or another device"
                     ) from error
-                done = None
             if done is None:  # outside the handler, which holds on to the memory of what failed
-                self.budget = max(1, self.budget // 2)
-                pending[:0] = chunk.tensor_split(2)
-                for bench in self.benches:
+                left = torch.cat([chunk.rows.cpu(), *(later.rows.cpu() for later in pending)])
+                failed = int(self._costs(kind, left[: len(chunk.rows)]).sum())
+                self.budget = max(1, min(self.budget, failed) // 2)
+                self.kept.clear()
+                for bench in self.benches.values():
                     bench.clear()
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
+                pending = self._chunks(kind, left)
             else:
+                done_with.append(chunk)
                 yield chunk, done
+        if self.repeats:
+            self.kept[kind] = done_with
 
-    def _chunks(self, rows: Tensor, samples: Tensor, batch_size: int) -> list[Tensor]:
+    def _rows(self, kind: Kind) -> Tensor:
+        """The rows that are at work for something, the longest first."""
+        asking = [kind in ("training", run.algorithm.probe) for run in self.runs]
+        rows = torch.tensor(asking)[self.run].nonzero()[:, 0]
+        return rows[torch.argsort(self._steps(kind, rows), descending=True, stable=True)]
+
+    def _steps(self, kind: Kind, rows: Tensor) -> Tensor:
+        entry = self.entry[rows]
+        if kind == "training":
+            return self.plan.steps[entry]
+        return -(-self.schedule.probed(self.plan.size[entry]) // self.benches[kind].batch_size)
+
+    def _chunks(self, kind: Kind, rows: Tensor) -> Iterator[Chunk]:
+        """Rows, the longest first, in chunks within the budget."""
+        for part in chunks(self._costs(kind, rows), self.budget):
+            yield self._chunk(kind, rows[part])
+
+    def _costs(self, kind: Kind, rows: Tensor) -> Tensor:
+        """How many numbers each row holds, about."""
         # Beside what is fixed, some dozen int64 numbers for each sample while the order is made.
-        costs = self._fixed(batch_size) + 24 * samples[rows]
-        return [rows[chunk] for chunk in chunks(costs, self.budget)]
+        return self._fixed(kind) + 24 * self.benches[kind].batch_size * self._steps(kind, rows)
 
-    def _fixed(self, batch_size: int) -> int:
+    def _fixed(self, kind: Kind) -> int:
         """Numbers of a row, whatever its samples."""
         # Its parameters, received ones, gradient, momentum and a temporary; a batch, what it becomes, and
         # that again on the way back.
-        cohort = self.cohort
+        cohort, batch_size = self.cohort, self.benches[kind].batch_size
         return 5 * cohort.parameters + cohort.per_row + 2 * batch_size * cohort.per_sample
 
-    def _probe(self, models: list[Tensor], plan: Plan, run: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and gradient norm of each row, as far as its run's algorithm asks for them; else NaN."""
-        device = models[0].device
-        loss, grad_norm = torch.full((2, len(run)), torch.nan, dtype=torch.float64, device=device)
-        samples = self.schedule.probed(plan.size)[entry]
-        largest_first = torch.argsort(samples, descending=True, stable=True)
+    def _chunk(self, kind: Kind, rows: Tensor) -> Chunk:
+        bench, steps = self.benches[kind], self._steps(kind, rows)
+        entries, client = torch.unique(self.entry[rows], return_inverse=True)
+        if kind == "training":
+            lot = self.schedule.training(self.plan, entries)
+        else:
+            lot = self.schedule.probing(self.plan, entries, bench.batch_size)
+        finished = torch.bincount(steps).cumsum(0)[:-1]
+        active = bench.rounded(len(rows) - finished)
+        counts, client = active.tolist(), client.to(self.device)
+        step, row = segments(active.to(self.device), sum(counts))
+        there = rows.to(self.device), self.run[rows].to(self.device)
+        return Chunk(*there, lot, client, counts, step, client[row])
 
-        for probe, bench in self.probing.items():
+    def _work(self, kind: Kind, chunk: Chunk, models: list[Tensor]) -> Rows:
+        """Lets the chunk's rows take all their steps from their runs' models."""
+        assert self.keys is not None
+        bench, work = self.benches[kind], chunk.lot.drawn(*self.keys)
+        seated = bench.seat(models, chunk.run)
+        samples = batches(work, chunk.who, chunk.step, bench.batch_size)
+        bench.work(chunk.counts, samples, mix(work.key[chunk.who], chunk.step))
+        return seated
 
-            def measure(rows: Tensor, bench: Bench = bench) -> tuple[Tensor, Tensor]:
-                entries, client = torch.unique(entry[rows], return_inverse=True)
-                work = self.schedule.probing(plan, entries, self.probe_batch)
-                seated = bench.seat(models, run[rows].to(device))
-                _take(bench, work, client, -(-samples[rows] // self.probe_batch), self.probe_batch)
-                size, summed = samples[rows].to(device), seated.loss.double()
-                norm = _norms(self.cohort.laid(seated.carried)) if seated.carried else summed * torch.nan
-                return summed / size, norm / size
-
-            asking = torch.tensor([r.algorithm.probe == probe for r in self.runs])[run]
-            wanted = largest_first[asking[largest_first]]
-            for rows, measured in self._chunked(wanted, samples, self.probe_batch, measure):
-                here = rows.to(device)
-                loss[here], grad_norm[here] = measured
-        return loss, grad_norm
+    def _probe(self, kind: Kind, models: list[Tensor], chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Each row's mean loss over its samples, and the norm of its gradient, if that is probed for."""
+        rows = self._work(kind, chunk, models)
+        summed, size = rows.loss.double(), chunk.lot.size[chunk.client]
+        norm = _norms(self.cohort.laid(rows.carried)) if rows.carried else summed * torch.nan
+        return summed / size, norm / size
 
     def _train(
-        self,
-        models: list[Tensor],
-        loss0: Tensor,
-        plan: Plan,
-        run: Tensor,
-        entry: Tensor,
-        loss: Tensor,
-        grad_norm: Tensor,
+        self, chunk: Chunk, models: list[Tensor], loss0: Tensor, loss: Tensor, grad_norm: Tensor
     ) -> tuple[Report, list[Tensor]]:
-        """Lets rows train, the longest first; their reports, and their updates δ as they lie."""
-        solver, device, steps = self.schedule.solver, loss.device, plan.steps[entry]
-        run = run.to(device)
-        entries, client = torch.unique(entry, return_inverse=True)
-        work = self.schedule.training(plan, entries)
-        delta = self.cohort.laid(self.training.seat(models, run).weights)
-        _take(self.training, work, client, steps, solver.batch_size)
+        """Lets rows train; their reports, and their updates δ as they lie."""
+        delta = self.cohort.laid(self._work("training", chunk, models).weights)
         for trained, model in zip(delta, models, strict=True):
-            torch.sub(model[run], trained, out=trained)
+            torch.sub(model[chunk.run], trained, out=trained)
+        lot, solver = chunk.lot, self.schedule.solver
         report = Report(
-            size=plan.size[entry].double().to(device),
-            steps=solver.accumulated(steps.double()).to(device),
+            size=lot.size[chunk.client].double(),
+            steps=solver.accumulated(lot.steps[chunk.client].double()),
             lr=torch.full_like(loss, solver.lr),
             update_norm=_norms(delta),
             loss=loss,
-            loss0=loss0[run, plan.client[entry].to(device)],
+            loss0=loss0[chunk.run, lot.client[chunk.client]],
             grad_norm=grad_norm,
         )
         return report, delta
@@ -207,16 +250,17 @@ class Stacked:
         self, outcome: Outcome, total: list[Tensor], run: Tensor, report: Report, delta: list[Tensor]
     ) -> None:
         """Adds the rows' contributions to their runs' sums."""
-        runs = torch.arange(len(self.runs), device=run.device)
+        runs = torch.arange(len(self.runs), device=self.device)
         member = (runs[:, None] == run).double()  # (R, rows)
         coef = torch.zeros_like(report.size)
         usable = torch.zeros_like(report.size, dtype=torch.bool)
         for algorithm, mine in self.algorithms:
-            # Asked of all rows: what an algorithm makes of another's is finite, and not a member's.
+            # Asked of all rows: what an algorithm makes of another's rows is finite, and multiplied by 0.
             part, counts = contribute(algorithm, report)
-            asked = member[mine].sum(0) > 0
+            members = torch.stack([member[r] for r in mine])
+            asked = members.sum(0) > 0
             coef, usable = torch.where(asked, part.coef, coef), torch.where(asked, counts, usable)
-            added = member[mine] @ torch.stack(part.sums, dim=1)
+            added = members @ torch.stack(part.sums, dim=1)
             for r, sums in zip(mine, added, strict=True):
                 new = type(part.sums)(*sums.unbind())
                 before = outcome.sums[r]
@@ -224,23 +268,13 @@ class Stacked:
         weights = member * coef
         scale = weights.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         scaled = (weights / scale).to(self.cohort.dtype)
-        with products("float32", run.device):
+        with products("float32", self.device):
             for summed, update in zip(total, delta, strict=True):
                 update.masked_fill_(~usable[:, None], 0)  # never 0·NaN
                 summed.add_(scale * (scaled @ update).double())
         counted = (member @ usable.double()).long()
         outcome.used.add_(counted)
         outcome.left_out.add_(member.sum(1).long() - counted)
-
-
-def _take(bench: Bench, work: Work, client: Tensor, steps: Tensor, batch_size: int) -> None:
-    """Lets rows that are the work's clients, the longest first, take so many steps."""
-    finished = torch.bincount(steps).cumsum(0)[:-1]
-    active = bench.rounded(len(client) - finished)
-    client, counts = client.to(work.order.device), active.tolist()
-    step, row = segments(active.to(client.device), sum(counts))
-    who = client[row]
-    bench.work(counts, batches(work, who, step, batch_size), mix(work.key[who], step))
 
 
 def _norms(parts: list[Tensor]) -> Tensor:

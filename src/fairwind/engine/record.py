@@ -1,0 +1,64 @@
+"""Recorded work: on a GPU, what is done again and again is recorded once and then replayed as a whole.
+
+Launched one by one, small kernels wait for the host. A recording (a CUDA graph) repeats the same kernels on
+the same memory: whatever changes between two replays must lie in a tensor that stays in its place.
+"""
+
+import warnings
+from collections.abc import Callable, Hashable
+
+import torch
+
+from fairwind.errors import first_line
+
+
+class Recorder:
+    """Does a piece of work as it is the first time, and replays a recording of it from the second time on."""
+
+    def __init__(self, device: torch.device):
+        self.on = device.type == "cuda"
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops all recordings, because tensors have moved."""
+        self.recorded: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: done once, not recorded yet
+        self.pool = torch.cuda.graph_pool_handle() if self.on else None
+
+    def do(self, what: Hashable, work: Callable[[], None]) -> None:
+        """Does the work; `what` names it."""
+        if not self.on or recording():
+            return work()
+        if what not in self.recorded:  # the first time chooses and compiles kernels
+            self.recorded[what] = None
+            return work()
+        graph = self.recorded[what] or self._record(what, work)
+        return graph.replay() if graph else work()
+
+    def _record(self, what: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=self.pool)
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            self.on = False
+            warnings.warn(f"work is launched kernel by kernel, and slower: {first_line(error)}", stacklevel=2)
+            return None
+        torch.cuda.current_stream().wait_stream(stream)
+        self.recorded[what] = graph
+        return graph
+
+
+def recording() -> bool:
+    """Whether what is done now is being recorded."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

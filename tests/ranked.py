@@ -1,0 +1,69 @@
+"""Simulations that one process and several must agree on; as a script, on a rank of torchrun's."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import make_federation
+from fairwind import InputError, algorithms, setups
+from fairwind.engine import evaluate
+from fairwind.engine.ranks import find
+from fairwind.engine.simulation import Simulation
+from fairwind.setups import Where
+from test_engine import SOLVERS, Spoilt, simulation
+
+EVERY = list(algorithms.REGISTRY)
+CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
+    "every algorithm": (EVERY, [0, 1], {}),
+    "some clients": (EVERY, [0, 1], {"participation": 0.5, "solver": SOLVERS["uneven"]}),
+    "some samples": (
+        ["qfedavg", "qfedavg:q=2", "adafedadam"],
+        [0, 1],
+        {"probe_samples": 6, "solver": SOLVERS["nesterov"]},
+    ),
+    "a client left out": (EVERY, [0], {"model": Spoilt}),
+    "more ranks than rows": (["adafedadam"], [0], {"participation": 1}),
+    "more ranks than rows, without probes": (["fednova"], [0], {"participation": 1}),
+}
+
+
+def build(case: str) -> Simulation:
+    names, seeds, options = CASES[case]
+    federation = make_federation([1, 2, 3, 17, 45, 8, 1, 26])  # some have no sample to test
+    if case == "a client left out":
+        federation.inputs[:1] += 1000
+    return simulation(federation, names, seeds, **options)
+
+
+def outcome(case: str) -> dict[str, Any]:
+    """What was measured before the first round, and what came of all of them."""
+    sim = build(case)
+    first = {"loss0": sim.loss0.cpu(), "loss": sim.loss, "accuracy": sim.accuracy}
+    sim.run()
+    states = [tuple(value.cpu() for value in state) for state in sim.states]
+    counts = {"left_out": sim.left_out.tolist(), "stalled": sim.stalled.tolist(), "steps": sim.client_steps}
+    return {"first": first, "x": sim.x.cpu(), "states": states, "counts": counts, "history": sim.history}
+
+
+def outcomes() -> dict[str, Any]:
+    whole = {case: outcome(case) for case in CASES}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "NUMBERS", {"cpu": 1, "cuda": 1})  # so that every rank has some to evaluate
+        return whole | {"small chunks": outcome("every algorithm")}
+
+
+def prepared(folder: Path) -> dict[str, Any]:
+    """What is said while FEMNIST is prepared from the folder's files, and what becomes of it."""
+    said: list[str] = []
+    federation = setups.federation("femnist", Where(folder / "in", cache=folder / "cache"), said.append)
+    return {"said": said, "digest": federation.digest()}
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    torch.save(outcomes() | {"prepared": prepared(folder)}, folder / f"{find().rank}.pt")
+    with pytest.raises(InputError, match="the loop is one process"):
+        simulation(make_federation([5, 6]), ["fedavg"], [0], engine="loop")
