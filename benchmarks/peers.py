@@ -95,7 +95,8 @@ def call(*command: str | Path, **variables: str) -> str:
         raise
     if process.returncode:
         lines = errors.strip().splitlines() or [f"exit status {process.returncode}"]
-        raise PeerError(next((line for line in lines if line.startswith("ERROR")), lines[-1]))
+        said = (line for line in lines if line.startswith("ERROR") and "Ignored the following" not in line)
+        raise PeerError(next(said, lines[-1]))
     return printed
 
 
