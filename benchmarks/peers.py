@@ -37,6 +37,7 @@ HERE = Path(__file__).parent
 CORES = 2
 BURST = 15  # rounds of ours between two peers
 LIMIT = 600  # seconds that a peer may take
+QUIET, TRIES = 0.1, 3  # measured again where other processes took more of the cores just before or after
 
 
 class Peer(NamedTuple):
@@ -193,13 +194,22 @@ def compare(peers: Sequence[str], repeats: int, rounds: int, venvs: Path) -> Non
         for _ in range(repeats):
             for name in list(results):
                 try:
-                    results[name].append(measure(PEERS[name], venvs, data, rounds))
+                    for _ in range(TRIES):
+                        result = measure(PEERS[name], venvs, data, rounds)
+                        times.append(burst(cohorts))
+                        one, stacked, others = (
+                            statistics.mean(pair) for pair in zip(*times[-2:], strict=True)
+                        )
+                        figures = f"{result['seconds']:.4f} s, ours {one:.4f} and {stacked:.4f} s"
+                        print(f"{name}: {figures}; others took {others:.0%}", file=sys.stderr, flush=True)
+                        if max(others for *_, others in times[-2:]) < QUIET:
+                            break
                 except PeerError as reason:
                     print(f"{PEERS[name].title}: left out: {reason}", flush=True)
                     del results[name]
                 else:
-                    times.append(burst(cohorts))
-                    beside[name].append([statistics.mean(pair) for pair in zip(*times[-2:], strict=True)])
+                    results[name].append(result)
+                    beside[name].append([one, stacked, others])
 
     steps = cohorts[0].client_steps / cohorts[0].round
     found = environment("cpu")
@@ -211,7 +221,7 @@ def compare(peers: Sequence[str], repeats: int, rounds: int, venvs: Path) -> Non
         one, stacked, _ = zip(*beside[name], strict=True)
         ratios = ratio(taken, one), ratio(taken, stacked)
         row(PEERS[name].title, measured[-1]["version"], taken, steps, measured[-1]["loss"], *ratios)
-    *timed, others = zip(*times, strict=True)
+    *timed, others = zip(*(burst for bursts in beside.values() for burst in bursts), strict=True)
     for title, taken, value in zip(("1 run", "15 runs, each"), timed, losses, strict=True):
         row(f"Fairwind, {title}", found["fairwind"], taken, steps, value, "", "")
     print(f"\nOther processes took {statistics.median(others):.0%} of the cores, at most {max(others):.0%}.")
