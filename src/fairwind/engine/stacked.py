@@ -34,6 +34,8 @@ class Chunk(NamedTuple):
 
     rows: Tensor  # (n,) which of the round's rows
     run: Tensor  # (n,)
+    runs: list[int]  # the runs among these, here
+    runs_there: Tensor  # and on the device
     lot: Lot
     client: Tensor  # (n,) which of the lot's clients
     counts: list[int]  # how many rows take each step
@@ -130,7 +132,7 @@ class Stacked:
             return self._train(chunk, models, loss0, loss[chunk.rows], grad_norm[chunk.rows])
 
         for chunk, (report, delta) in self._chunked("training", train):
-            self._add(outcome, total, chunk.run, report, delta)
+            self._add(outcome, total, chunk, report, delta)
         return over_ranks(outcome._replace(total=self.cohort.unlaid(total)), self.runs, self.ranks)
 
     def _chunked(self, kind: Kind, work: Callable[[Chunk], T]) -> Iterator[tuple[Chunk, T]]:
@@ -169,10 +171,15 @@ class Stacked:
             self.kept[kind] = done_with
 
     def _rows(self, kind: Kind) -> Tensor:
-        """The rows that are at work for something, the longest first."""
+        """The rows that are at work for something, those that should be in a chunk together side by side."""
         asking = [kind in ("training", run.algorithm.probe) for run in self.runs]
         rows = torch.tensor(asking)[self.run].nonzero()[:, 0]
-        return rows[torch.argsort(self._steps(kind, rows), descending=True, stable=True)]
+        rows = rows[torch.argsort(self._steps(kind, rows), descending=True, stable=True)]
+        # Rows that take equally many steps leave the fewest to wait for; but a chunk pays for the sums of all
+        # its runs, which is dear where it has few rows.
+        if self.budget < 4 * len(self.runs) * self._fixed(kind):
+            rows = rows[torch.argsort(self.run[rows], stable=True)]
+        return rows
 
     def _steps(self, kind: Kind, rows: Tensor) -> Tensor:
         entry = self.entry[rows]
@@ -181,9 +188,10 @@ class Stacked:
         return -(-self.schedule.probed(self.plan.size[entry]) // self.benches[kind].batch_size)
 
     def _chunks(self, kind: Kind, rows: Tensor) -> Iterator[Chunk]:
-        """Rows, the longest first, in chunks within the budget."""
+        """Rows in chunks within the budget, in each the longest first."""
         for part in chunks(self._costs(kind, rows), self.budget):
-            yield self._chunk(kind, rows[part])
+            longest_first = torch.argsort(self._steps(kind, rows[part]), descending=True, stable=True)
+            yield self._chunk(kind, rows[part][longest_first])
 
     def _costs(self, kind: Kind, rows: Tensor) -> Tensor:
         """How many numbers each row holds, about."""
@@ -208,8 +216,10 @@ class Stacked:
         active = bench.rounded(len(rows) - finished)
         counts, client = active.tolist(), client.to(self.device)
         step, row = segments(active.to(self.device), sum(counts))
-        there = rows.to(self.device), self.run[rows].to(self.device)
-        return Chunk(*there, lot, client, counts, step, client[row])
+        run = self.run[rows]
+        runs = torch.unique(run)
+        rows, run, runs_there = (t.to(self.device) for t in (rows, run, runs))
+        return Chunk(rows, run, runs.tolist(), runs_there, lot, client, counts, step, client[row])
 
     def _work(self, kind: Kind, chunk: Chunk, models: list[Tensor]) -> Rows:
         """Lets the chunk's rows take all their steps from their runs' models."""
@@ -247,17 +257,19 @@ class Stacked:
         return report, delta
 
     def _add(
-        self, outcome: Outcome, total: list[Tensor], run: Tensor, report: Report, delta: list[Tensor]
+        self, outcome: Outcome, total: list[Tensor], chunk: Chunk, report: Report, delta: list[Tensor]
     ) -> None:
         """Adds the rows' contributions to their runs' sums."""
-        runs = torch.arange(len(self.runs), device=self.device)
-        member = (runs[:, None] == run).double()  # (R, rows)
+        member = (chunk.runs_there[:, None] == chunk.run).double()  # (runs, rows)
         coef = torch.zeros_like(report.size)
         usable = torch.zeros_like(report.size, dtype=torch.bool)
-        for algorithm, mine in self.algorithms:
+        for algorithm, all_mine in self.algorithms:
+            mine = [r for r in all_mine if r in chunk.runs]
+            if not mine:
+                continue
             # Asked of all rows: what an algorithm makes of another's rows is finite, and multiplied by 0.
             part, counts = contribute(algorithm, report)
-            members = torch.stack([member[r] for r in mine])
+            members = torch.stack([member[chunk.runs.index(r)] for r in mine])
             asked = members.sum(0) > 0
             coef, usable = torch.where(asked, part.coef, coef), torch.where(asked, counts, usable)
             added = members @ torch.stack(part.sums, dim=1)
@@ -271,10 +283,10 @@ class Stacked:
         with products("float32", self.device):
             for summed, update in zip(total, delta, strict=True):
                 update.masked_fill_(~usable[:, None], 0)  # never 0·NaN
-                summed.add_(scale * (scaled @ update).double())
+                summed.index_add_(0, chunk.runs_there, scale * (scaled @ update).double())
         counted = (member @ usable.double()).long()
-        outcome.used.add_(counted)
-        outcome.left_out.add_(member.sum(1).long() - counted)
+        outcome.used.index_add_(0, chunk.runs_there, counted)
+        outcome.left_out.index_add_(0, chunk.runs_there, member.sum(1).long() - counted)
 
 
 def _norms(parts: list[Tensor]) -> Tensor:
