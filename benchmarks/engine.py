@@ -2,9 +2,9 @@
 
     python benchmarks/engine.py [synthetic femnist …] [--device cuda] [--precision bf16] [--profile]
 
-The loop trains a few clients one after another, with PyTorch's own layers and optimiser, and does nothing
-else; the stacked engine does whole rounds, with probes, sums and the server's steps. Both run in one process
-and in turn. Ratios are of the cost of a client's local step, medians over pairs of neighbouring measurements.
+The loop lets a few clients probe and train one after another, with PyTorch's own layers and optimiser, and
+does nothing else; the stacked engine does whole rounds, with sums and the server's steps. Both run in one
+process and in turn. Ratios are of the cost of a client's local step, medians over neighbouring measurements.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fairwind import Federation, Settings, algorithms
 from fairwind.comparison import environment
+from fairwind.contract import Probe
 from fairwind.engine.executor import Run
 from fairwind.engine.precision import products
 from fairwind.engine.simulation import Simulation
@@ -70,8 +71,11 @@ class Loop:
         steps = -(-data.train // self.solver.batch_size)
         self.clients = [k for k in range(len(data)) if steps[: k + 1].sum() < STEPS] or [0]
 
-    def round(self) -> int:
-        """One epoch of every client; how many steps that took."""
+    def losses(self, samples: Tensor) -> Tensor:
+        return cross_entropy(self.model(self.data.inputs[samples]), self.data.targets[samples])
+
+    def round(self, probe: Probe) -> int:
+        """One epoch of every client, after what an algorithm wants to know; how many steps that took."""
         steps = 0
         for k in self.clients:
             with torch.no_grad():
@@ -81,21 +85,27 @@ class Loop:
             optimizer = torch.optim.SGD(trainable, self.solver.lr)
             begin, size = int(self.data.start[k]), int(self.data.train[k])
             order = begin + torch.randperm(size, device=self.device)
+            with torch.set_grad_enabled(probe == "gradient"):
+                if probe != "none":
+                    loss = (
+                        torch.stack([self.losses(s) * len(s) for s in torch.split(order, 512)]).sum() / size
+                    )
+                if probe == "gradient":
+                    torch.autograd.grad(loss, trainable)
             for batch in torch.split(order, self.solver.batch_size):
                 optimizer.zero_grad()
-                loss = cross_entropy(self.model(self.data.inputs[batch]), self.data.targets[batch])
-                loss.backward()
+                self.losses(batch).backward()
                 optimizer.step()
                 steps += 1
         return steps
 
-    def cost(self) -> float:
-        """Seconds of a client's step."""
+    def cost(self, runs: list[Run]) -> float:
+        """Seconds of a client's step, in the mean of the runs' algorithms."""
         steps = 0
 
         def work() -> None:
             nonlocal steps
-            steps = self.round()
+            steps = sum(self.round(algorithm.probe) for algorithm in {r.algorithm for r in runs})
 
         with products(self.precision, self.device):
             seconds = taken(work)
@@ -169,11 +179,11 @@ def measure(task: Task, floor: Floor, settings: Settings, repeats: int) -> list[
     for title, runs in cohorts().items():
         stacked = Simulation(task.model, data, runs, settings)
         loop = Loop(task, few, settings)
-        loop.round()
+        loop.round("gradient")
         first = taken(stacked.step)  # compiles
         stacked.step()  # records
         rounds = max(1, min(20, int(2 / taken(stacked.step))))
-        pairs = [(loop.cost(), cost(stacked, rounds)) for _ in range(repeats)]
+        pairs = [(loop.cost(runs), cost(stacked, rounds)) for _ in range(repeats)]
         ratio = statistics.median(slow / fast for slow, fast in pairs)
         slow, fast = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
         spent = shares(stacked, rounds)

@@ -3,7 +3,7 @@
     python benchmarks/precision.py femnist --rounds 200 [--precisions float32 tf32 bf16] [--device cuda]
 
 Every algorithm is trained under every seed and in every precision. Printed are the final metrics' means over
-seeds, their standard deviation over seeds, and by how much a precision moved runs of the same seed in the mean.
+seeds, their standard deviation over seeds, and how far a precision moved runs of the same seed in the mean.
 Data is the setup's own as `fairwind data` prepared it, or a folder of per-client files (--folder).
 """
 
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", default=list(algorithms.PAPER))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--compile", default="auto")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--json", type=argparse.FileType("w"), help="where the numbers go as well")
@@ -55,7 +56,12 @@ def main() -> None:
     found = {}
     for precision in o.precisions:
         settings = Settings(
-            rounds=o.rounds, eval_every=o.rounds, solver=setup.solver, device=o.device, precision=precision
+            rounds=o.rounds,
+            eval_every=o.rounds,
+            solver=setup.solver,
+            device=o.device,
+            compile=o.compile,
+            precision=precision,
         )
         found[precision] = final(setup, data, runs, settings)
     lines: list[dict[str, Any]] = []

@@ -365,3 +365,69 @@ def test_first_losses_are_measured_only_for_those_who_ask(ragged: Federation) ->
     torch.testing.assert_close(both.loss0[1], fair.loss0[0])
     both.step()
     assert both.left_out.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bf16_trains_as_float32_but_for_its_rounding(compiled: bool) -> None:
+    """Weights, sums and norms stay float32: steps too small for bf16 are not lost."""
+    if compiled and not _compiler_found(DEVICE):
+        pytest.skip("needs a compiler")
+    federation = make_federation([30, 4, 17, 9], dtype=torch.float32)
+    runs = [Run(name, algorithms.build(name), 0) for name in algorithms.PAPER]
+    solver = Solver(lr=1e-4, batch_size=5, momentum=0.5)
+    exact, rounded = (
+        Simulation(
+            lambda: nn.Linear(FEATURES, CLASSES),
+            federation,
+            runs,
+            Settings(
+                rounds=5, device=DEVICE, precision=p, solver=solver, compile="on" if compiled else "off"
+            ),
+        )
+        for p in ("float32", "bf16")
+    )
+    start = exact.x.clone()
+    for _ in range(3):
+        exact.step()
+        rounded.step()
+    assert rounded.x.dtype == torch.float32
+    moved, apart = (exact.x - start).norm(dim=1), (rounded.x - exact.x).norm(dim=1)
+    assert (moved > 0).all()
+    assert (apart > 0).all()  # it was another computation
+    assert (apart < 0.03 * moved).all()
+    # bf16 has 8 bits: of weights that were kept in it, most would not have moved at all
+    assert (exact.x[0] - start[0]).abs().median() < 2**-8 * start[0].abs().median()
+
+
+def test_precision_is_refused_where_it_cannot_be_kept(ragged: Federation) -> None:
+    for options, message in (
+        ({"precision": "fp8"}, "precision='fp8' is not one of auto, float32, tf32, bf16"),
+        ({"precision": "bf16", "engine": "loop"}, "precision bf16 is the stacked engine's"),
+        *([({"precision": "tf32"}, "precision tf32 is a GPU's")] if DEVICE == "cpu" else []),
+    ):
+        with pytest.raises(InputError, match=message):
+            simulation(ragged, ["fedavg"], [0], **options)
+
+
+def test_a_model_that_insists_on_float32_is_told_of_precision() -> None:
+    class Stubborn(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float())
+
+    federation = make_federation([10, 10], dtype=torch.float32)
+    with pytest.raises(
+        InputError, match=r"cannot train.*with precision=float32 it need not compute in bfloat16"
+    ):
+        simulation(federation, ["fedavg"], [0], precision="bf16", model=lambda: Stubborn(FEATURES, CLASSES))
+
+
+def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(ragged: Federation, monkeypatch) -> None:
+    monkeypatch.setattr("fairwind.engine.simulation._compiler_found", lambda device: False)
+    runs = [Run("mean", algorithms.fedavg(), 0)]
+    short = Simulation(make_model, ragged, runs, Settings(rounds=2, device=DEVICE))
+    assert short.settings.compile == "off"
+    with pytest.warns(UserWarning, match="was not found: steps run uncompiled") as said:
+        long = Simulation(make_model, ragged, runs, Settings(rounds=10**12, device=DEVICE))
+    assert len(said) == 1
+    assert long.settings.compile == "off"
+    long.step()

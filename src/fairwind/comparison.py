@@ -25,7 +25,17 @@ from fairwind.engine.ranks import find
 from fairwind.engine.simulation import Settings, Simulation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError
-from fairwind.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS, lock, write_atomic, write_json
+from fairwind.files import (
+    CLIENTS,
+    HISTORY,
+    MODELS,
+    RECIPE,
+    RESULTS,
+    default_cache,
+    lock,
+    write_atomic,
+    write_json,
+)
 from fairwind.metrics import METRICS, over_seeds
 from fairwind.setups import Where
 
@@ -153,7 +163,7 @@ class RunDirectory:
             return setups.federation(self.recipe.setup, Where())
         entry = store.find(digest, where.cache)
         if entry is None:
-            cache = where.cache or store.default_cache()
+            cache = where.cache or default_cache()
             given = {"data-dir": where.data_dir, "glove": where.glove, "cache": where.cache}
             options = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
             raise InputError(

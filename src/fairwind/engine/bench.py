@@ -4,6 +4,7 @@ Everything stays in its place from chunk to chunk, so that on a GPU a step is re
 of rows, and replayed.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from fairwind.engine.cohort import Cohort, Parts
 from fairwind.engine.record import Recorder, out_of_memory
 from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
+from fairwind.files import default_cache
 
 COUNTS = 128  # numbers of rows that are recorded, at most: others are rounded up to these
 
@@ -182,6 +184,8 @@ def _compile(step: Step) -> Step:
     assert isinstance(step, FunctionType)
     # Compiled code is cached, and its number limited, by code object: each engine gets its own.
     step.__code__ = step.__code__.replace()
+    # Kept beyond this process, and beyond a restart, which the compiler's own place is not.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_cache() / "compiled"))
     compiled = torch.compile(step)
     chosen: Step | None = None
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ Model = nn.Module | Callable[[], nn.Module]
 Engine = Literal["stacked", "loop"]
 Switch = Literal["auto", "on", "off"]
 
-WORTH_COMPILING = 15_000  # calls of the step; compiling costs 15 s or more and saves about 1 ms a call
+COMPILING = {"cpu": 15, "cuda": 60}  # seconds that it takes, about, and must save
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ class Simulation:
         start = {seed: self.cohort.flatten(m).to(self.settings.device) for seed, m in models.items()}
         self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
         states = [run.algorithm.init(x) for run, x in zip(self.runs, self.x, strict=True)]
-        self.states = [type(state)(*(t.clone() for t in state)) for state in states]  # written in place
+        # Written in place, where the models are: none may be another's, or stay behind when rounds are replayed.
+        self.states = [type(state)(*(t.to(self.x.device, copy=True) for t in state)) for state in states]
         self.loss0 = self._first_losses(start)
 
         self.executor = self._executor()
@@ -195,7 +197,11 @@ class Simulation:
             self.cohort, self.federation, self.schedule, self.runs, budget=budget, ranks=self.ranks
         )
         if s.compile == "auto":
-            worth = s.rounds * stacked.calls() >= WORTH_COMPILING and _compiler_found(s.device)
+            worth = s.rounds * stacked.saves() >= COMPILING[self.x.device.type]
+            if worth and not _compiler_found(s.device):
+                missing = "Triton" if self.x.is_cuda else "a C++ compiler (g++ or clang++)"
+                warnings.warn(f"{missing} was not found: steps run uncompiled, and slower", stacklevel=2)
+                worth = False
             self.settings = replace(s, compile="on" if worth else "off")
         if self.settings.compile == "on":
             stacked.compile()
