@@ -113,8 +113,19 @@ class Loop:
 
 
 def shares(simulation: Simulation, rounds: int) -> dict[str, float]:
-    """Seconds of a round that go into each part of the engine."""
+    """Seconds of a round that go into each part of the engine.
+
+    Rounds are not replayed as a whole for that, but step by step.
+    """
     executor = simulation.executor
+    simulation.recorder.forget()
+    executor.kept.clear()
+    executor.repeats = False
+    for bench in executor.benches.values():
+        bench.recorder.on = bench.device.type == "cuda"
+        bench.clear()
+    for _ in range(2 if simulation.x.is_cuda else 0):
+        simulation.step()
     parts = {"steps": "_train", "probes": "_probe", "sums": "_add"}
     spent = dict.fromkeys(parts, 0.0)
 

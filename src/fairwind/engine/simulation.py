@@ -155,7 +155,7 @@ class Simulation:
         start = {seed: self.cohort.flatten(m).to(self.settings.device) for seed, m in models.items()}
         self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
         states = [run.algorithm.init(x) for run, x in zip(self.runs, self.x, strict=True)]
-        # Written in place, where the models are: none may be another's, or stay behind when rounds are replayed.
+        # Written in place, where the models are: none may be another's, or stay behind in a replayed round.
         self.states = [type(state)(*(t.to(self.x.device, copy=True) for t in state)) for state in states]
         self.loss0 = self._first_losses(start)
 
