@@ -119,11 +119,7 @@ def shares(simulation: Simulation, rounds: int) -> dict[str, float]:
     """
     executor = simulation.executor
     simulation.recorder.forget()
-    executor.kept.clear()
     executor.repeats = False
-    for bench in executor.benches.values():
-        bench.recorder.on = bench.device.type == "cuda"
-        bench.clear()
     for _ in range(2 if simulation.x.is_cuda else 0):
         simulation.step()
     parts = {"steps": "_train", "probes": "_probe", "sums": "_add"}

@@ -82,7 +82,7 @@ def gradient_step(cohort: Cohort) -> Step:
 
     def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> None:
         index, mask, _ = batches.take(len(rows.loss))
-        gradients, losses = cohort.probes(rows.weights, inputs[index], targets[index], mask)
+        gradients, losses = cohort.probes(rows.cast or rows.weights, inputs[index], targets[index], mask)
         for summed, g in zip(rows.carried, gradients, strict=True):
             summed.add_(g)
         rows.loss.add_(losses)
@@ -162,7 +162,7 @@ class Bench:
             self.batches.keys[: len(keys)] = keys
             self.batches.at.zero_()
         for n in counts:
-            self.recorder.do(n, partial(self._step, n))
+            self.recorder.do(f"a step of {n} rows", partial(self._step, n))
 
     def _step(self, n: int) -> None:
         assert self.rows is not None

@@ -61,8 +61,10 @@ class Cohort:
         self.sizes = [p.numel() for p in trainable.values()]
         self.dtype = next(iter(trainable.values())).dtype
         self.compute = compute or self.dtype
+        self.probing = self.evaluating
         if self.compute != self.dtype:
             self.training.to(self.compute)
+            self.probing = copy.deepcopy(self.evaluating).to(self.compute)
         self.parameters = sum(self.sizes)  # P
         self.per_row = self.per_sample = 0  # numbers of a row beside its parameters; see `check`
         self.keys = [n for n, _ in self.training.named_buffers() if n.endswith("dropout_key")]
@@ -79,8 +81,8 @@ class Cohort:
 
     def to(self, device: torch.device | str) -> "Cohort":
         """Moves what all rows share."""
-        self.training.to(device)
-        self.evaluating.to(device)
+        for module in (self.training, self.evaluating, self.probing):
+            module.to(device)
         return self
 
     def measure(self, inputs: Tensor) -> int:
@@ -150,23 +152,25 @@ class Cohort:
 
     def outputs(self, parts: Parts, inputs: Tensor, key: Tensor) -> Tensor:
         """The model's outputs while training, in its own type; `key` decides which units drop out."""
-        if inputs.is_floating_point():
-            inputs = inputs.to(self.compute)
-        values = dict(zip(self.names, parts, strict=True)) | dict.fromkeys(self.keys, key)
-        outputs: Tensor = functional_call(self.training, values, (inputs,))
-        return outputs.to(self.dtype)
+        return self._call(self.training, parts, inputs, dict.fromkeys(self.keys, key))
 
-    def _evaluate(self, parts: Parts, inputs: Tensor) -> Tensor:
-        values = dict(zip(self.names, parts, strict=True))
-        outputs: Tensor = functional_call(self.evaluating, values, (inputs,))
-        return outputs
+    def _call(
+        self, module: nn.Module, parts: Parts, inputs: Tensor, others: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """A module's outputs, in the model's type, whichever its parts are in."""
+        if inputs.is_floating_point():
+            inputs = inputs.to(parts[0].dtype)
+        values = dict(zip(self.names, parts, strict=True)) | (others or {})
+        outputs: Tensor = functional_call(module, values, (inputs,))
+        return outputs.to(self.dtype)
 
     def _mean_loss(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor) -> Tensor:
         losses = self.loss(self.outputs(parts, inputs, key), targets)
         return torch.where(mask, losses, 0).sum() / mask.sum().clamp(min=1)
 
     def _summed_loss(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        losses = self.loss(self._evaluate(parts, inputs), targets)
+        module = self.evaluating if parts[0].dtype == self.dtype else self.probing
+        losses = self.loss(self._call(module, parts, inputs), targets)
         return torch.where(mask, losses, 0).sum()
 
     def _total_loss(self, parts: Parts, *rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,7 +178,7 @@ class Cohort:
         return losses.sum(), losses
 
     def _scores(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self._evaluate(self.parts(flat), inputs)
+        outputs = self._call(self.evaluating, self.parts(flat), inputs)
         return self.loss(outputs, targets), self.score(outputs, targets)
 
 

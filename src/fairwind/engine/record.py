@@ -17,6 +17,8 @@ class Recorder:
 
     def __init__(self, device: torch.device):
         self.on = device.type == "cuda"
+        # Memory is kept by stream: on one and the same, recordings can share it.
+        self.stream = torch.cuda.Stream(device) if self.on else None  # type: ignore[no-untyped-call]
         self.forget()
 
     def forget(self) -> None:
@@ -35,22 +37,26 @@ class Recorder:
         return graph.replay() if graph else work()
 
     def _record(self, what: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        stream.wait_stream(torch.cuda.current_stream())
+        torch.cuda.empty_cache()  # a recording takes memory of its own, and cannot take what is kept
+        failed = None
         try:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(self.stream):
                 graph.capture_begin(pool=self.pool)
                 try:
                     work()
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
+            failed = first_line(error)
+        if failed is not None:  # outside the handler, which holds on to memory
             self.on = False
-            warnings.warn(f"work is launched kernel by kernel, and slower: {first_line(error)}", stacklevel=2)
+            self.forget()
+            del graph
+            torch.cuda.empty_cache()
+            warnings.warn(f"{what} is launched kernel by kernel, and slower: {failed}", stacklevel=2)
             return None
-        torch.cuda.current_stream().wait_stream(stream)
         self.recorded[what] = graph
         return graph
 

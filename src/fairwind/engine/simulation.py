@@ -219,7 +219,9 @@ class Simulation:
         began = time.perf_counter()
         self.client_steps += self.executor.prepare(self.round)
         if self.executor.repeats:
-            self.recorder.do("round", self._advance)
+            self.recorder.do("a round", self._advance)
+            if not self.recorder.on:  # it could not be recorded; steps may
+                self.executor.repeats = False
         else:
             self._advance()
         self.round += 1

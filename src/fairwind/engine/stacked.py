@@ -73,15 +73,24 @@ class Stacked:
         step, momentum = train_step(cohort, solver), bool(solver.momentum)
         self.benches: dict[Kind, Bench] = {
             "training": Bench(step, cohort, data, solver.batch_size, carries=momentum, casts=True),
-            "gradient": Bench(gradient_step(cohort), cohort, data, probed, carries=True),
+            "gradient": Bench(gradient_step(cohort), cohort, data, probed, carries=True, casts=True),
             "loss": Bench(loss_step(cohort), cohort, data, probed),
         }
-        # Where rounds repeat a GPU's are recorded as a whole; then chunks are kept, and steps not recorded.
-        self.repeats = self.device.type == "cuda" and schedule.repeats and ranks.world == 1
         self.kept: dict[Kind, list[Chunk]] = {}
         self.keys: tuple[Tensor, Tensor] | None = None
+        self.repeats = self.device.type == "cuda" and schedule.repeats and ranks.world == 1
+
+    @property
+    def repeats(self) -> bool:
+        """Whether rounds are recorded as a whole: then chunks are kept, and steps not recorded one by one."""
+        return self._repeats
+
+    @repeats.setter
+    def repeats(self, value: bool) -> None:
+        self._repeats = value
+        self.kept.clear()
         for bench in self.benches.values():
-            bench.recorder.on &= not self.repeats
+            bench.recorder.on = self.device.type == "cuda" and not value
 
     def compile(self) -> None:
         """Compiles the steps when they are first taken."""
@@ -110,12 +119,11 @@ class Stacked:
         passes = torch.tensor([1 + (r.algorithm.probe == "gradient") for r in self.runs])
         mine = self.ranks.deal(steps * passes[run])
         self.run, self.entry = run[mine], entry[mine]
-        keys = self.schedule.keys(self.plan)
         if self.repeats and self.keys is not None:
-            for place, key in zip(self.keys, keys, strict=True):
-                place.copy_(key)
+            for place, key in zip(self.keys, (self.plan.order_key, self.plan.dropout_key), strict=True):
+                place.copy_(key.pin_memory() if place.is_cuda else key, non_blocking=True)
         else:
-            self.keys = keys
+            self.keys = self.schedule.keys(self.plan)
         return int(steps.sum())
 
     @torch.no_grad()
@@ -192,7 +200,10 @@ class Stacked:
 
     def _chunks(self, kind: Kind, rows: Tensor) -> Iterator[Chunk]:
         """Rows in chunks within the budget, in each the longest first."""
-        parts = list(chunks(self._costs(kind, rows), self.budget))
+        costs = self._costs(kind, rows)
+        parts = list(chunks(costs, self.budget))
+        if self.device.type == "cuda":  # of one size, so that all use the same memory
+            parts = list(torch.arange(len(rows)).tensor_split(len(parts))) if len(rows) else []
         if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # compiled code treats one row apart
             parts[-2:] = [torch.cat(parts[-2:])]
         for part in parts:

@@ -51,8 +51,11 @@ class Block(Convolution):
         assert self.bias is not None
         y = self.product(x)
         if self.pooled:  # before bias and ReLU, which keep the order of numbers
-            y = torch.maximum(y[:, ::2], y[:, 1::2])
-            y = torch.maximum(y[:, :, ::2], y[:, :, 1::2])
+            upper, lower = y[:, ::2], y[:, 1::2]
+            y = torch.maximum(
+                torch.maximum(upper[:, :, ::2], upper[:, :, 1::2]),
+                torch.maximum(lower[:, :, ::2], lower[:, :, 1::2]),
+            )
         return torch.relu(y + self.bias)
 
 
