@@ -116,7 +116,7 @@ def test_chunking_changes_nothing(ragged: Federation, budget: int) -> None:
     chunks = [0, 0]
     for i, executor in enumerate((whole.executor, chunked.executor)):
         executor.prepare(0)
-        chunks[i] = len(list(executor._chunks("training", executor._rows("training"))))
+        chunks[i] = len(executor._cut("training", executor._rows("training")))
     assert chunks[0] == 1 < chunks[1]
     assert_together(whole, chunked)
 

@@ -76,7 +76,7 @@ class Stacked:
             "gradient": Bench(gradient_step(cohort), cohort, data, probed, carries=True, casts=True),
             "loss": Bench(loss_step(cohort), cohort, data, probed),
         }
-        self.kept: dict[Kind, list[Chunk]] = {}
+        self.kept: dict[Kind, list[tuple[Tensor, Chunk | None]]] = {}
         self.keys: tuple[Tensor, Tensor] | None = None
         self.repeats = self.device.type == "cuda" and schedule.repeats and ranks.world == 1
 
@@ -151,35 +151,38 @@ class Stacked:
 
         Where memory runs out a chunk is halved, and so is the budget from then on.
         """
-        pending: Iterator[Chunk] = iter(self.kept.get(kind) or self._chunks(kind, self._rows(kind)))
-        done_with = []
-        while (chunk := next(pending, None)) is not None:
-            done: T | None = None
+        pending = self.kept.get(kind) or [(rows, None) for rows in self._cut(kind, self._rows(kind))]
+        finished: list[tuple[Tensor, Chunk | None]] = []
+        while pending:
+            (rows, known), *pending = pending
+            chunk, done = known or self._chunk(kind, rows), None
             try:
                 done = work(chunk)
             except RuntimeError as error:
                 if not out_of_memory(error) or recording():
                     raise
-                if len(chunk.rows) == 1:
+                if len(rows) == 1:
                     raise InputError(
                         f"a single client does not fit into memory ({first_line(error)}); "
                         "take a smaller batch size or model, or another device"
                     ) from error
-            if done is None:  # outside the handler, which holds on to the memory of what failed
-                left = torch.cat([chunk.rows.cpu(), *(later.rows.cpu() for later in pending)])
-                failed = int(self._costs(kind, left[: len(chunk.rows)]).sum())
-                self.budget = max(1, min(self.budget, failed) // 2)
-                self.kept.clear()
-                for bench in self.benches.values():
-                    bench.clear()
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-                pending = self._chunks(kind, left)
-            else:
-                done_with.append(chunk)
+            if done is not None:
+                if self.repeats:
+                    finished.append((rows, chunk))
                 yield chunk, done
+                continue
+            # Outside the handler, which holds on to the memory of what failed.
+            self.budget = max(1, min(self.budget, int(self._costs(kind, rows).sum())) // 2)
+            del known, chunk
+            self.kept.clear()
+            for bench in self.benches.values():
+                bench.clear()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            left = torch.cat([rows, *(later for later, _ in pending)])
+            pending = [(rows, None) for rows in self._cut(kind, left)]
         if self.repeats:
-            self.kept[kind] = done_with
+            self.kept[kind] = finished
 
     def _rows(self, kind: Kind) -> Tensor:
         """The rows that are at work for something, those that should be in a chunk together side by side."""
@@ -198,17 +201,15 @@ class Stacked:
             return self.plan.steps[entry]
         return -(-self.schedule.probed(self.plan.size[entry]) // self.benches[kind].batch_size)
 
-    def _chunks(self, kind: Kind, rows: Tensor) -> Iterator[Chunk]:
+    def _cut(self, kind: Kind, rows: Tensor) -> list[Tensor]:
         """Rows in chunks within the budget, in each the longest first."""
-        costs = self._costs(kind, rows)
-        parts = list(chunks(costs, self.budget))
-        if self.device.type == "cuda":  # of one size, so that all use the same memory
-            parts = list(torch.arange(len(rows)).tensor_split(len(parts))) if len(rows) else []
+        parts = list(chunks(self._costs(kind, rows), self.budget))
+        if self.device.type == "cuda" and parts:  # of one size, so that all use the same memory
+            parts = list(torch.arange(len(rows)).tensor_split(len(parts)))
         if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # compiled code treats one row apart
             parts[-2:] = [torch.cat(parts[-2:])]
-        for part in parts:
-            longest_first = torch.argsort(self._steps(kind, rows[part]), descending=True, stable=True)
-            yield self._chunk(kind, rows[part][longest_first])
+        cut = [rows[part] for part in parts]
+        return [part[torch.argsort(self._steps(kind, part), descending=True, stable=True)] for part in cut]
 
     def _costs(self, kind: Kind, rows: Tensor) -> Tensor:
         """How many numbers each row holds, about."""
