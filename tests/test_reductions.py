@@ -51,7 +51,7 @@ def full_gradients(
     for start, size in zip(federation.start.tolist(), federation.train.tolist(), strict=True):
         w = x.clone().requires_grad_()
         mine = slice(start, start + size)
-        outputs = cohort.outputs(w, federation.inputs[mine], torch.tensor(0))
+        outputs = cohort.outputs(cohort.parts(w), federation.inputs[mine], torch.tensor(0))
         loss = cross_entropy(outputs, federation.targets[mine]).mean()
         gradients.append(torch.autograd.grad(loss, w)[0])
         losses.append(loss.detach())
