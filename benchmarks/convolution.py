@@ -1,88 +1,123 @@
-"""VGG11's gradients for clients at once: as matrix products, as grouped convolutions, and in a loop.
+"""VGG11's local steps for many clients at once: as matrix products, as grouped convolutions, and in a loop.
 
-    python benchmarks/convolution.py [--device cuda] [--rows 4]
+    python benchmarks/convolution.py [--device cuda] [--rows 240 64 15] [--precision bf16] [--kernels]
 
-Times of a client's step (forward and backward, batch 32), and ratios to the plain loop, taken in one process.
+Times of a client's step with batch size 32, and ratios to the plain loop, taken in turn in one process.
 """
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fairwind.engine.cohort import Cohort
+from engine import taken
+from fairwind import Federation, Settings, Solver, algorithms
+from fairwind.comparison import environment
+from fairwind.engine.executor import Run
+from fairwind.engine.precision import products
+from fairwind.engine.simulation import Simulation
 from fairwind.models import vgg11
+from tasks import plain_vgg11
+
+STEPS = 4
+SOLVER = Solver(lr=0.01, batch_size=32)
 
 
-def plain_vgg11() -> nn.Module:
-    """The same network with PyTorch's layers."""
-    layers: list[nn.Module] = []
-    inputs = 3
-    for width in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
-        layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()] if width else [nn.MaxPool2d(2)]
-        inputs = width or inputs
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+def pictures(clients: int) -> Federation:
+    """Noise, with which every client takes the same number of steps."""
+    g = torch.Generator().manual_seed(0)
+    n = 32 * STEPS
+    inputs = torch.randint(0, 256, (clients, n + 1, 3, 32, 32), generator=g, dtype=torch.uint8)
+    targets = torch.randint(0, 10, (clients, n + 1), generator=g)
+    return Federation.from_clients(list(zip(inputs, targets, strict=True)), train=n / (n + 1), classes=10)
+
+
+def stacked(model: Callable[[], nn.Module], data: Federation, settings: Settings) -> Callable[[], None]:
+    """Local training of all clients, once it has been compiled and recorded."""
+    simulation = Simulation(model, data, [Run("fedavg", algorithms.fedavg(), 0)], settings)
+    executor = simulation.executor
+    executor.repeats = False  # records steps
+    executor.prepare(0)
+    models = simulation.cohort.laid(simulation.cohort.parts(simulation.x))
+    rows = executor._cut("training", executor._rows("training"))
+
+    def work() -> None:
+        with torch.no_grad(), products(settings.precision, simulation.x.device):
+            for part in rows:
+                executor._work("training", executor._chunk("training", part), models)
+
+    for _ in range(3):
+        work()
+    return work
+
+
+def loop(data: Federation, settings: Settings) -> Callable[[], None]:
+    """One client, with PyTorch's layers and optimiser."""
+    device = torch.device(settings.device)
+    model = plain_vgg11().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), SOLVER.lr)
+    inputs, targets = data.inputs[: 32 * STEPS].to(device), data.targets[: 32 * STEPS].to(device)
+
+    def work() -> None:
+        with products(settings.precision, device):
+            for x, y in zip(inputs.split(32), targets.split(32), strict=True):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+    work()
+    return work
+
+
+def kernels(work: Callable[[], None], steps: int) -> None:
+    """Where the time of a client's step goes on a GPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        taken(work)
+    events = sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)
+    for event in events[:30]:
+        print(f"    {event.self_device_time_total / steps:8.2f} µs  {event.count:5d}×  {event.key[:80]}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rows", type=int, default=4)
-    parser.add_argument("--tf32", action="store_true", help="let matrix products use TF32")
-    options = parser.parse_args()
-    device, rows = torch.device(options.device), options.rows
-    if options.tf32:
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-    else:
-        torch.backends.cudnn.allow_tf32 = False
-    x = torch.rand(rows, 32, 3, 32, 32, device=device)
-    y = torch.randint(0, 10, (rows, 32), device=device)
-    mask = torch.ones(rows, 32, dtype=torch.bool, device=device)
-    key = torch.zeros(rows, dtype=torch.int64, device=device)
+    parser.add_argument("--rows", type=int, nargs="+", default=[4])
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--fast", action="store_true", help="only matrix products, compiled, and the loop")
+    parser.add_argument("--kernels", action="store_true", help="kernels of the fastest way as well")
+    o = parser.parse_args()
+    print(", ".join(f"{k} {v}" for k, v in environment(o.device).items() if v))
+    ways = {"matrix products, compiled": (vgg11, "on")}
+    if not o.fast:
+        ways |= {
+            "matrix products": (vgg11, "off"),
+            "grouped convolutions": (plain_vgg11, "off"),
+            "grouped convolutions, compiled": (plain_vgg11, "on"),
+        }
+    for rows in o.rows:
+        data = pictures(rows)
+        print(f"VGG11, {rows} clients, batch size 32, {o.precision}")
 
-    def stacked(model: nn.Module, compiled: bool) -> Callable[[], Tensor]:
-        cohort = Cohort(model).to(device)
-        flat = cohort.flatten(model).to(device).expand(rows, -1).clone()
-        gradients = torch.compile(cohort.gradients) if compiled else cohort.gradients
-        return lambda: gradients(flat, x, y, mask, key)
+        def settings(compile: str) -> Settings:
+            return Settings(solver=SOLVER, device=o.device, precision=o.precision, compile=compile)  # type: ignore[arg-type]
 
-    single = plain_vgg11().to(device)
-
-    def loop() -> None:
-        for r in range(rows):
-            single.zero_grad()
-            torch.autograd.backward(nn.functional.cross_entropy(single(x[r]), y[r]))
-
-    ways: dict[str, Callable[[], object]] = {
-        "plain loop": loop,
-        "matrix products": stacked(vgg11(), False),
-        "matrix products, compiled": stacked(vgg11(), True),
-        "grouped convolution": stacked(plain_vgg11(), False),
-        "grouped convolution, compiled": stacked(plain_vgg11(), True),
-    }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
-        way()  # compile, and choose algorithms
-    for _ in range(5):  # in turn: these machines are noisy
-        for name, way in ways.items():
-            _wait(device)
-            began = time.perf_counter()
-            way()
-            _wait(device)
-            times[name].append((time.perf_counter() - began) / rows)
-    print(f"VGG11, {rows} clients, batch 32, {device}, torch {torch.__version__}, TF32 {options.tf32}")
-    for name, taken in times.items():
-        ratio = statistics.median(a / b for a, b in zip(times["plain loop"], taken, strict=True))
-        print(f"{name:30s} {1e3 * statistics.median(taken):8.3f} ms a client-step {ratio:6.2f}×")
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+        plain = loop(data, settings("off"))
+        for name, (model, compile) in ways.items():
+            work = stacked(model, data, settings(compile))
+            pairs = [(taken(plain) / STEPS, taken(work) / STEPS / rows) for _ in range(5)]
+            ratio = statistics.median(slow / fast for slow, fast in pairs)
+            slow, fast = (1e3 * statistics.median(pair[i] for pair in pairs) for i in (0, 1))
+            print(
+                f"  {name:30s} {fast:9.4f} ms a client-step, {ratio:6.2f}× the loop's {slow:.3f}", flush=True
+            )
+            if o.kernels and o.device.startswith("cuda"):
+                kernels(work, rows * STEPS)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ class Floor:
         Forward and both backward products; weights read by the forward pass, read and written by the update.
         """
         batch = simulation.settings.solver.batch_size
-        model = task.plain()
+        model = task.model()
         with FlopCounterMode(display=False) as counter:
             model(simulation.federation.inputs[:batch].cpu())
         parameters = simulation.cohort.parameters
