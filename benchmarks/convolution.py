@@ -38,7 +38,7 @@ def stacked(model: Callable[[], nn.Module], data: Federation, settings: Settings
     """Local training of all clients, once it has been compiled and recorded."""
     simulation = Simulation(model, data, [Run("fedavg", algorithms.fedavg(), 0)], settings)
     executor = simulation.executor
-    executor.repeats = False  # records steps
+    executor.step_by_step()
     executor.prepare(0)
     models = simulation.cohort.laid(simulation.cohort.parts(simulation.x))
     rows = executor._cut("training", executor._rows("training"))

@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,6 +71,12 @@ class Loop:
         self.start = [p.detach().clone() for p in self.model.parameters()]
         steps = -(-data.train // self.solver.batch_size)
         self.clients = [k for k in range(len(data)) if steps[: k + 1].sum() < STEPS] or [0]
+        self.threads = min({1, torch.get_num_threads()}, key=self._try)
+
+    def _try(self, threads: int) -> float:
+        self.threads = threads
+        self.cost(["none"])
+        return min(self.cost(["none"]) for _ in range(3))
 
     def losses(self, samples: Tensor) -> Tensor:
         return cross_entropy(self.model(self.data.inputs[samples]), self.data.targets[samples])
@@ -99,16 +106,18 @@ class Loop:
                 steps += 1
         return steps
 
-    def cost(self, runs: list[Run]) -> float:
-        """Seconds of a client's step, in the mean of the runs' algorithms."""
-        steps = 0
+    def cost(self, probes: list[Probe]) -> float:
+        """Seconds of a client's step, in the mean of such algorithms, with the threads that suit it best."""
+        steps, all_threads = 0, torch.get_num_threads()
 
         def work() -> None:
             nonlocal steps
-            steps = sum(self.round(algorithm.probe) for algorithm in {r.algorithm for r in runs})
+            steps = sum(map(self.round, probes))
 
+        torch.set_num_threads(self.threads)
         with products(self.precision, self.device):
             seconds = taken(work)
+        torch.set_num_threads(all_threads)
         return seconds / steps
 
 
@@ -119,7 +128,7 @@ def shares(simulation: Simulation, rounds: int) -> dict[str, float]:
     """
     executor = simulation.executor
     simulation.recorder.forget()
-    executor.repeats = False
+    executor.step_by_step()
     for _ in range(2 if simulation.x.is_cuda else 0):
         simulation.step()
     parts = {"steps": "_train", "probes": "_probe", "sums": "_add"}
@@ -186,13 +195,17 @@ def measure(task: Task, floor: Floor, settings: Settings, repeats: int) -> list[
     for title, runs in cohorts().items():
         stacked = Simulation(task.model, data, runs, settings)
         loop = Loop(task, few, settings)
-        loop.round("gradient")
+        probes = [run.algorithm.probe for run in runs if run.seed == 0]
         first = taken(stacked.step)  # compiles
         stacked.step()  # records
         rounds = max(1, min(20, int(2 / taken(stacked.step))))
-        pairs = [(loop.cost(runs), cost(stacked, rounds)) for _ in range(repeats)]
+        pairs = [(loop.cost(probes), cost(stacked, rounds)) for _ in range(repeats)]
         ratio = statistics.median(slow / fast for slow, fast in pairs)
         slow, fast = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
+        reference = None
+        if task.reference:
+            same = [run for run in runs if run.seed == 0]
+            reference = cost(Simulation(task.model, few, same, replace(settings, engine="loop")), 1)
         spent = shares(stacked, rounds)
         steps = stacked.client_steps / stacked.round  # of all runs, in a round
         arithmetic, memory = floor.of(stacked, task)
@@ -205,6 +218,7 @@ def measure(task: Task, floor: Floor, settings: Settings, repeats: int) -> list[
             "ratio": ratio,
             "loop_us": 1e6 * slow,
             "stacked_us": 1e6 * fast,
+            "reference_us": reference and 1e6 * reference,
             "training_us": 1e6 * spent["steps"] / steps,
             "round_ms": 1e3 * fast * steps,
             "run_round_ms": 1e3 * fast * steps / len(runs),
@@ -222,7 +236,8 @@ def measure(task: Task, floor: Floor, settings: Settings, repeats: int) -> list[
             f"  {title}: {ratio:.1f}× the loop ({1e6 * slow:.0f} → {1e6 * fast:.2f} µs a client-step, "
             f"local training alone {result['training_us']:.2f}; "
             f"{result['run_round_ms']:.2f} ms a round and run)\n"
-            f"    {parts}; evaluation {1e3 * evaluation:.0f} ms; first round {first:.1f} s\n"
+            + (f"    engine=loop, which does the same work: {1e6 * reference:.0f} µs\n" if reference else "")
+            + f"    {parts}; evaluation {1e3 * evaluation:.0f} ms; first round {first:.1f} s\n"
             f"    floor: arithmetic {1e6 * arithmetic:.2f} µs, memory {1e6 * memory:.2f} µs; "
             f"local training at {result['of_floor']:.0%} of it",
             flush=True,

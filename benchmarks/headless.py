@@ -1,6 +1,6 @@
 """A comparison on a machine that has only torch, numpy and safetensors: no terminal, no charts.
 
-    python benchmarks/headless.py femnist OUT --rounds 500 --cache CACHE [--seeds 0 1 2] [--tf32]
+    python benchmarks/headless.py femnist OUT --rounds 500 --cache CACHE [--seeds 0 1 2] [--precision bf16]
 
 It is `fairwind compare` on data that was prepared elsewhere. Started again with the same OUT it goes on; made
 into a page it is by `fairwind report OUT` where the other packages are.
@@ -10,8 +10,6 @@ import argparse
 import time
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from fairwind import Settings, algorithms, setups
 from fairwind.comparison import Recipe, RunDirectory
@@ -29,13 +27,15 @@ def main() -> None:
     parser.add_argument("--eval-every", type=int, default=10)
     parser.add_argument("--compile", default="auto")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop, and save, after so long")
-    parser.add_argument("--tf32", action="store_true", help="let a GPU's matrix products use TF32")
+    parser.add_argument("--precision", default="auto")
     o = parser.parse_args()
-    if o.tf32:
-        torch.set_float32_matmul_precision("high")
     began, where, setup = time.monotonic(), Where(cache=o.cache), setups.find(o.setup)
     settings = Settings(
-        rounds=o.rounds or setup.rounds, solver=setup.solver, eval_every=o.eval_every, compile=o.compile
+        rounds=o.rounds or setup.rounds,
+        solver=setup.solver,
+        eval_every=o.eval_every,
+        compile=o.compile,
+        precision=o.precision,
     )
     if (o.out / "recipe.json").exists():
         directory = RunDirectory.open(o.out)

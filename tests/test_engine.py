@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.bench import Rows
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation, _compiler_found
-from fairwind.engine.stacked import PROBES
+from fairwind.engine.stacked import PROBES, _evenly
 from replay import Replayer
 
 SOLVERS = {
@@ -125,13 +126,71 @@ def test_chunking_changes_nothing(ragged: Federation, budget: int) -> None:
 def test_a_recorded_round_is_the_round(ragged: Federation, solver: str) -> None:
     """What a GPU replays: a round whose order of samples, models and states are new, on the same memory."""
     options = {"solver": SOLVERS[solver], "probe_samples": 6 if solver == "momentum" else None}
-    plain, recorded = (simulation(ragged, list(algorithms.REGISTRY), [0, 1], **options) for _ in range(2))
-    recorded.executor.repeats, recorded.executor.budget = True, 20_000
-    plain.executor.budget = 20_000
-    recorded.recorder = replayer = Replayer()
+    plain, recorded, replayer = recorded_pair(ragged, list(algorithms.REGISTRY), **options)
+    for s in (plain, recorded):
+        s.executor.budget = 20_000
     assert_together(plain, recorded, rounds=5, tolerance=0)
     assert replayer.replays == 3
     assert len(recorded.executor.kept["training"]) > 1
+
+
+def recorded_pair(
+    federation: Federation, names: list[str], **options: object
+) -> tuple[Simulation, Simulation, Replayer]:
+    """The same simulation twice, one of which records its rounds."""
+    plain, recorded = (simulation(federation, names, [0, 1], **options) for _ in range(2))
+    recorded.executor.repeats, recorded.recorder = True, Replayer()
+    return plain, recorded, recorded.recorder
+
+
+def test_a_recorded_round_drops_out_anew_and_can_be_restored(ragged: Federation) -> None:
+    plain, recorded, replayer = recorded_pair(ragged, ["adafedadam", "fedavg"], model=dropout_model)
+    assert_together(plain, recorded, rounds=3, tolerance=0)
+    kept, before = recorded.checkpoint(), recorded.x.clone()
+    assert_together(plain, recorded, rounds=2, tolerance=0)
+    assert replayer.replays == 3
+    assert torch.equal(kept.tensors["x"], before)  # not what it is two rounds later
+    after = recorded.x.clone()
+    recorded.restore(kept)
+    for _ in range(2):
+        recorded.step()
+    assert torch.equal(recorded.x, after)
+    assert replayer.replays == 3  # what was recorded before is not for the restored tensors
+
+
+@pytest.mark.parametrize("kind", ["gradient", "training"])
+def test_a_round_that_ran_short_of_memory_is_not_the_one_recorded(ragged: Federation, kind: str) -> None:
+    plain, recorded, replayer = recorded_pair(ragged, ["adafedadam", "qfedavg"])
+    bench, failures = recorded.executor.benches[kind], []
+    step = bench.step
+
+    def scarce(rows: Rows, *rest: object) -> None:
+        if len(rows.loss) > 5:
+            failures.append(len(rows.loss))
+            raise torch.OutOfMemoryError("CUDA out of memory, so to say")
+        step(rows, *rest)
+
+    bench.step = scarce
+    assert_together(plain, recorded, rounds=6, tolerance=1e-12)
+    assert failures
+    assert replayer.replays >= 2
+
+
+def test_a_round_too_long_to_record_is_taken_step_by_step(ragged: Federation, monkeypatch) -> None:
+    monkeypatch.setattr("fairwind.engine.stacked.LONG", 3)
+    plain, recorded, replayer = recorded_pair(ragged, ["adafedadam"])
+    assert_together(plain, recorded, rounds=3, tolerance=0)
+    assert not recorded.executor.repeats
+    assert replayer.replays == 0
+
+
+def test_chunks_of_one_size_keep_within_the_budget() -> None:
+    costs = torch.tensor([100] * 3 + [10] * 50)
+    for budget in (50, 100, 150, 400, 10_000):
+        cut = _evenly(costs, budget)
+        assert torch.equal(torch.cat(cut), torch.arange(len(costs)))
+        assert max(map(len, cut)) - min(map(len, cut)) <= 1
+        assert max(int(costs[part].sum()) for part in cut) <= budget or len(cut) == len(costs)
 
 
 @pytest.mark.parametrize("counts", [3, 128])
@@ -140,10 +199,11 @@ def test_recorded_steps_are_the_steps(ragged: Federation, monkeypatch, counts: i
     monkeypatch.setattr("fairwind.engine.bench.COUNTS", counts)
     options = {"solver": SOLVERS["uneven"], "participation": 0.7, "model": dropout_model}
     plain, recorded = (simulation(ragged, list(algorithms.PAPER), [0, 1], **options) for _ in range(2))
+    replayer = Replayer()
     for bench in recorded.executor.benches.values():
-        bench.recorder = Replayer()
+        bench.recorder = replayer
     assert_together(plain, recorded, rounds=5, tolerance=1e-12)
-    assert recorded.executor.benches["training"].recorder.replays > 10
+    assert replayer.replays > 10
 
 
 def dropout_model() -> nn.Module:
@@ -431,3 +491,74 @@ def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(ragged: Federati
     assert len(said) == 1
     assert long.settings.compile == "off"
     long.step()
+
+
+def test_a_module_under_two_names_and_a_parameter_of_two_modules() -> None:
+    """What PyTorch calls tied: trained as one, and whole afterwards."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(FEATURES, FEATURES)
+            self.same = self.first
+            self.second = nn.Linear(FEATURES, FEATURES)
+            self.second.weight = self.first.weight
+            self.out = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.tanh(self.second(torch.tanh(self.same(torch.tanh(self.first(x)))))))
+
+    federation = make_federation([12, 5, 9])
+    stacked, loop = (
+        simulation(federation, ["fedavg", "adafedadam"], [0], engine=engine, model=lambda: Tied().double())
+        for engine in ("stacked", "loop")
+    )
+    assert_together(stacked, loop, rounds=3)
+    state = stacked.cohort.state_dict(stacked.x[0])
+    assert torch.equal(state["first.weight"], state["same.weight"])
+    assert torch.equal(state["first.weight"], state["second.weight"])
+    assert stacked.cohort.parameters == sum(p.numel() for p in Tied().parameters())
+
+
+def test_bf16_with_dropout_frozen_parameters_and_buffers() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Linear(FEATURES, 8).requires_grad_(False)
+            self.register_buffer("scale", torch.tensor(0.5))
+            self.layers = nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.2), nn.Linear(8, CLASSES))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(self.frozen(x) * self.scale)
+
+    federation = make_federation([30, 4, 17], dtype=torch.float32)
+    model = Mixed()
+    found = {
+        p: simulation(federation, ["adafedadam", "qfedavg"], [0], precision=p, model=model)
+        for p in ("float32", "bf16")
+    }
+    start = found["bf16"].x.clone()
+    for s in found.values():
+        for _ in range(3):
+            s.step()
+    moved = (found["float32"].x - start).norm()
+    assert 0 < (found["bf16"].x - found["float32"].x).norm() < 0.1 * moved
+    state = found["bf16"].cohort.state_dict(found["bf16"].x[0])
+    assert torch.equal(state["frozen.weight"], model.frozen.weight)
+
+
+def test_a_state_that_changes_shape_is_refused_by_name(ragged: Federation) -> None:
+    class State(NamedTuple):
+        total: Tensor
+
+    mean = algorithms.fedavg()
+    grown = mean._replace(
+        init=lambda x: State(torch.zeros(())),
+        server=lambda x, s, total, sums: (
+            mean.server(x, mean.init(x), total, sums)[0],
+            State(s.total + total),
+        ),
+    )
+    found = Simulation(make_model, ragged, [Run("mine", grown, 0)], Settings(rounds=1, device=DEVICE))
+    with pytest.raises(InputError, match=r"mine: the state's 'total' is of shape \(\) at first and \(\d+,\)"):
+        found.step()

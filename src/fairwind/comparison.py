@@ -31,7 +31,6 @@ from fairwind.files import (
     MODELS,
     RECIPE,
     RESULTS,
-    default_cache,
     lock,
     write_atomic,
     write_json,
@@ -163,7 +162,7 @@ class RunDirectory:
             return setups.federation(self.recipe.setup, Where())
         entry = store.find(digest, where.cache)
         if entry is None:
-            cache = where.cache or default_cache()
+            cache = where.cache or store.default_cache()
             given = {"data-dir": where.data_dir, "glove": where.glove, "cache": where.cache}
             options = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
             raise InputError(

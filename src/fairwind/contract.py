@@ -41,7 +41,8 @@ class Contribution(NamedTuple, Generic[Sums]):
 class Algorithm(NamedTuple, Generic[State, Sums]):
     """Three pure functions, and how much the clients must measure before they train.
 
-    `client` is elementwise over clients. `State` and `Sums` are named tuples of tensors.
+    `client` is elementwise over clients. `State` and `Sums` are named tuples of tensors; a state's keep their
+    shapes. On a GPU a round may be recorded and replayed: what changes must be in the state, not in Python.
     """
 
     init: Callable[[Tensor], State]  # x_0 -> state

@@ -50,8 +50,3 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
         yield held
     finally:
         os.close(descriptor)
-
-
-def default_cache() -> Path:
-    """Where prepared data and compiled steps go unless told otherwise."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairwind"

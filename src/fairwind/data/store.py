@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source, named_vectors, sha256
 from fairwind.errors import InputError, first_line
-from fairwind.files import default_cache, lock, write_json
+from fairwind.files import lock, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -52,6 +52,11 @@ class Entry(NamedTuple):
         return InputError(
             f"prepared data in {self.path} is damaged ({why}); delete that folder and prepare it again"
         )
+
+
+def default_cache() -> Path:
+    """Where prepared data goes unless told otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairwind"
 
 
 def prepare(

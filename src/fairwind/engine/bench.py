@@ -4,12 +4,11 @@ Everything stays in its place from chunk to chunk, so that on a GPU a step is re
 of rows, and replayed.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from fairwind.engine.cohort import Cohort, Parts
 from fairwind.engine.record import Recorder, out_of_memory
 from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
-from fairwind.files import default_cache
 
 COUNTS = 128  # numbers of rows that are recorded, at most: others are rounded up to these
 
@@ -110,6 +108,7 @@ class Bench:
         step: Step,
         cohort: Cohort,
         data: tuple[Tensor, Tensor],
+        recorder: Recorder,
         batch_size: int,
         *,
         carries: bool = False,
@@ -117,8 +116,7 @@ class Bench:
     ):
         self.step, self.cohort, self.data, self.batch_size = step, cohort, data, batch_size
         self.carries, self.casts = carries, casts and cohort.compute != cohort.dtype
-        self.device = data[0].device
-        self.recorder = Recorder(self.device)
+        self.device, self.recorder = data[0].device, recorder
         self.clear()
 
     def clear(self) -> None:
@@ -156,13 +154,14 @@ class Bench:
         """
         if self.batches is None or len(self.batches.keys) < len(keys):
             self.recorder.forget()
-            self.batches = Batches(samples.clone(), keys.clone(), keys.new_zeros(()))
-        else:
-            self.batches.samples[: len(keys)] = samples
-            self.batches.keys[: len(keys)] = keys
-            self.batches.at.zero_()
+            room = 1 << (len(keys) - 1).bit_length()  # more than needed, so as not to grow again and again
+            places = samples.new_empty(room, self.batch_size), keys.new_empty(room), keys.new_empty(())
+            self.batches = Batches(*places)
+        self.batches.samples[: len(keys)] = samples
+        self.batches.keys[: len(keys)] = keys
+        self.batches.at.zero_()
         for n in counts:
-            self.recorder.do(f"a step of {n} rows", partial(self._step, n))
+            self.recorder.do((self, n), partial(self._step, n))
 
     def _step(self, n: int) -> None:
         assert self.rows is not None
@@ -184,10 +183,19 @@ def _compile(step: Step) -> Step:
     assert isinstance(step, FunctionType)
     # Compiled code is cached, and its number limited, by code object: each engine gets its own.
     step.__code__ = step.__code__.replace()
-    # Kept beyond this process, and beyond a restart, which the compiler's own place is not.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_cache() / "compiled"))
     compiled = torch.compile(step)
     chosen: Step | None = None
+
+    def unchecked(*arguments: Any) -> None:
+        # Calls differ only in the number of rows, for any of which there is code, or will be. To check all
+        # else every time takes as long as a small step.
+        try:
+            with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+                compiled(*arguments)
+        except RuntimeError as error:
+            if "Recompilation triggered" not in str(error):
+                raise
+            compiled(*arguments)
 
     def call(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> None:
         nonlocal chosen
@@ -198,7 +206,7 @@ def _compile(step: Step) -> Step:
                 torch._dynamo.mark_dynamic(tensor, 0)
         try:
             compiled(rows, batches, inputs, targets)
-            chosen = compiled
+            chosen = unchecked
         except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
             if isinstance(error, RuntimeError) and out_of_memory(error):
                 raise

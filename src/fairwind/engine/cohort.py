@@ -50,7 +50,14 @@ class Cohort:
         self.loss, self.score = loss, score
         self.training = _count_dropout(copy.deepcopy(model).train())
         self.evaluating = copy.deepcopy(model).eval()
-        trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        # A parameter may belong to several modules, and a module have several names.
+        names: dict[nn.Parameter, list[str]] = {}
+        for prefix, module in model.named_modules():
+            for name, p in module.named_parameters(prefix, recurse=False):
+                if p.requires_grad:
+                    names.setdefault(p, []).append(name)
+        trainable = {all_names[0]: p for p, all_names in names.items()}
+        self.all_names = list(names.values())
         if not trainable:
             raise InputError("the model has no trainable parameters")
         if len({p.dtype for p in trainable.values()}) > 1:
@@ -100,7 +107,8 @@ class Cohort:
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
             outputs: Tensor = self.training(inputs)
         kept_bytes = sum(n for at, n in kept.items() if at not in shared)
-        return inputs.numel() + kept_bytes // outputs.element_size() + outputs.numel()
+        size = torch.empty((), dtype=self.dtype).element_size()
+        return inputs.numel() + kept_bytes // size + outputs.numel()
 
     def flatten(self, model: nn.Module) -> Tensor:
         """A model's trainable parameters as one vector (P,)."""
@@ -160,8 +168,10 @@ class Cohort:
         """A module's outputs, in the model's type, whichever its parts are in."""
         if inputs.is_floating_point():
             inputs = inputs.to(parts[0].dtype)
-        values = dict(zip(self.names, parts, strict=True)) | (others or {})
-        outputs: Tensor = functional_call(module, values, (inputs,))
+        values = others or {}
+        for names, part in zip(self.all_names, parts, strict=True):
+            values |= dict.fromkeys(names, part)
+        outputs: Tensor = functional_call(module, values, (inputs,), tie_weights=False)
         return outputs.to(self.dtype)
 
     def _mean_loss(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor) -> Tensor:

@@ -29,7 +29,12 @@ class Outcome(NamedTuple):
 class Executor(Protocol):
     """Trains the round's clients of every run."""
 
-    repeats: bool  # whether, once drawn up, a round is the same work on the same tensors as the last one
+    repeats: bool  # whether, once drawn up, a round is the same work on the same tensors as the last one,
+    ran_short: bool  # unless memory ran short in it
+
+    def step_by_step(self) -> None:
+        """Gives up on repeating whole rounds."""
+        ...
 
     def prepare(self, round: int) -> int:
         """Draws up the round; returns how many local steps it will take, in all."""

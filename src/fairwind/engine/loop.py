@@ -20,7 +20,10 @@ from fairwind.engine.schedule import Plan, Schedule
 class Loop:
     """Executes rounds one client at a time."""
 
-    repeats = False
+    repeats = ran_short = False
+
+    def step_by_step(self) -> None:
+        pass
 
     def __init__(self, cohort: Cohort, federation: Federation, schedule: Schedule, runs: list[Run]):
         self.cohort, self.federation, self.schedule, self.runs = cohort, federation, schedule, runs

@@ -13,11 +13,14 @@ from fairwind.errors import first_line
 
 
 class Recorder:
-    """Does a piece of work as it is the first time, and replays a recording of it from the second time on."""
+    """Does a piece of work as it is the first time, and replays a recording of it from the second time on.
+
+    Its recordings share memory: one's is free when another is replayed.
+    """
 
     def __init__(self, device: torch.device):
         self.on = device.type == "cuda"
-        # Memory is kept by stream: on one and the same, recordings can share it.
+        # Memory is kept by stream, so it takes one and the same to share it.
         self.stream = torch.cuda.Stream(device) if self.on else None  # type: ignore[no-untyped-call]
         self.forget()
 
@@ -49,13 +52,13 @@ class Recorder:
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
-            failed = first_line(error)
+            failed = first_line(error.__context__ or error)  # what ended the recording, not its ending
         if failed is not None:  # outside the handler, which holds on to memory
             self.on = False
             self.forget()
             del graph
             torch.cuda.empty_cache()
-            warnings.warn(f"{what} is launched kernel by kernel, and slower: {failed}", stacklevel=2)
+            warnings.warn(f"rounds run slower, because they cannot be recorded: {failed}", stacklevel=2)
             return None
         self.recorded[what] = graph
         return graph

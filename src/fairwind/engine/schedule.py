@@ -150,8 +150,20 @@ class Schedule:
         whole = plan.size[owner]
         segment, place = segments(whole.to(self.device), int(whole.sum()))
         sample = self.federation.start[plan.client[owner]].to(self.device)[segment] + place
-        there = [f.to(self.device) for f in (entries, client, size, steps, base, sample, owner, epoch)]
-        return Lot._make([*there, segment, place, shuffled, taken])
+        return Lot(
+            entry=entries.to(self.device),
+            client=client.to(self.device),
+            size=size.to(self.device),
+            steps=steps.to(self.device),
+            base=base.to(self.device),
+            sample=sample,
+            epoch_entry=owner.to(self.device),
+            epoch=epoch.to(self.device),
+            segment=segment,
+            place=place,
+            shuffled=shuffled,
+            taken=taken,
+        )
 
     def _choose(self, seed: int, round: int) -> Tensor:
         clients = torch.arange(len(self.federation))

@@ -111,7 +111,7 @@ def _check_ranks(engine: Engine, device: str) -> None:
         raise InputError(f"{device!r} is one GPU for all processes: give 'cuda', and each takes its own")
     if device == "cuda" and here > gpus:
         raise InputError(
-            f"{here} processes cannot share {gpus} GPU: start one for each, or give device 'cpu'"
+            f"{here} processes cannot share {gpus} GPU(s): start one for each, or give device 'cpu'"
         )
 
 
@@ -220,8 +220,10 @@ class Simulation:
         self.client_steps += self.executor.prepare(self.round)
         if self.executor.repeats:
             self.recorder.do("a round", self._advance)
-            if not self.recorder.on:  # it could not be recorded; steps may
-                self.executor.repeats = False
+            if self.executor.ran_short:  # its chunks will be others
+                self.recorder.forget()
+            if not self.recorder.on:
+                self.executor.step_by_step()
         else:
             self._advance()
         self.round += 1
@@ -237,6 +239,7 @@ class Simulation:
         for r, run in enumerate(self.runs):
             sums = outcome.total[r], outcome.sums[r], outcome.used[r]
             stepped.append(advance(run.algorithm, self.x[r], self.states[r], *sums))
+            _check_shapes(run.label, self.states[r], stepped[-1][1])
         for r, (x, state, moved) in enumerate(stepped):
             self.x[r] = x
             for old, new in zip(self.states[r], state, strict=True):
@@ -286,12 +289,13 @@ class Simulation:
         }
         for r, state in enumerate(self.states):
             tensors |= {f"state.{r}.{name}": value for name, value in state._asdict().items()}
-        record = {"history": self.history, "client_steps": self.client_steps, "seconds": self.seconds}
-        return Checkpoint(self.round, tensors, record)
+        record = {"history": list(self.history), "client_steps": self.client_steps, "seconds": self.seconds}
+        # Of its own, because states are written in place.
+        return Checkpoint(self.round, {name: t.clone() for name, t in tensors.items()}, record)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continues from a checkpoint of this very simulation."""
-        tensors = {name: t.to(self.settings.device) for name, t in checkpoint.tensors.items()}
+        tensors = {name: t.to(self.settings.device, copy=True) for name, t in checkpoint.tensors.items()}
         self.x, self.loss0 = tensors["x"], tensors["loss0"]
         self.left_out, self.stalled = tensors["left_out"], tensors["stalled"]
         self.accuracy, self.loss = checkpoint.tensors["accuracy"], checkpoint.tensors["loss"]
@@ -301,8 +305,18 @@ class Simulation:
         ]
         self.recorder.forget()
         self.round = checkpoint.round
-        self.history = checkpoint.record["history"]
+        self.history = list(checkpoint.record["history"])
         self.client_steps, self.seconds = checkpoint.record["client_steps"], checkpoint.record["seconds"]
+
+
+def _check_shapes(label: str, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
+    """Refuses a state that changes shape: it is kept where it is."""
+    for name, before, after in zip(type(old)._fields, old, new, strict=True):  # type: ignore[attr-defined]
+        if before.shape != after.shape:
+            raise InputError(
+                f"{label}: the state's {name!r} is of shape {tuple(before.shape)} at first and "
+                f"{tuple(after.shape)} after a step; let init give it its final shape"
+            )
 
 
 def _build(model: Model, seed: int) -> nn.Module:

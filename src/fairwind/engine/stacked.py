@@ -6,7 +6,7 @@ They go through in chunks that fit into memory; what leaves a chunk is a sum.
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ from fairwind.engine.evaluate import chunks
 from fairwind.engine.executor import Outcome, Run, over_ranks
 from fairwind.engine.precision import products
 from fairwind.engine.ranks import ALONE, Ranks
-from fairwind.engine.record import out_of_memory, recording
+from fairwind.engine.record import Recorder, out_of_memory, recording
 from fairwind.engine.schedule import Lot, Schedule, batches
 from fairwind.errors import InputError, first_line
 
 T = TypeVar("T")
 Kind = Literal["training", "gradient", "loss"]  # what rows are at work for
 PROBES: tuple[Kind, ...] = ("gradient", "loss")
+LONG = 3000  # steps of a round, chunk after chunk, beyond which a recording of all would be too large
 
 
 class Chunk(NamedTuple):
@@ -71,26 +72,24 @@ class Stacked:
         typical = int(schedule.probed(federation.train).double().mean())
         probed = min(256 if self.device.type == "cuda" else 64, max(32, 1 << typical.bit_length() - 1))
         step, momentum = train_step(cohort, solver), bool(solver.momentum)
+        self.recorder = Recorder(self.device)
+        given = cohort, data, self.recorder
         self.benches: dict[Kind, Bench] = {
-            "training": Bench(step, cohort, data, solver.batch_size, carries=momentum, casts=True),
-            "gradient": Bench(gradient_step(cohort), cohort, data, probed, carries=True, casts=True),
-            "loss": Bench(loss_step(cohort), cohort, data, probed),
+            "training": Bench(step, *given, solver.batch_size, carries=momentum, casts=True),
+            "gradient": Bench(gradient_step(cohort), *given, probed, carries=True, casts=True),
+            "loss": Bench(loss_step(cohort), *given, probed),
         }
         self.kept: dict[Kind, list[tuple[Tensor, Chunk | None]]] = {}
         self.keys: tuple[Tensor, Tensor] | None = None
-        self.repeats = self.device.type == "cuda" and schedule.repeats and ranks.world == 1
+        self.ran_short = False  # of memory, in this round
+        # A round that repeats is recorded as a whole: then its chunks are kept, and its steps not recorded.
+        self.repeats = self.recorder.on and schedule.repeats and ranks.world == 1
+        self.recorder.on &= not self.repeats
 
-    @property
-    def repeats(self) -> bool:
-        """Whether rounds are recorded as a whole: then chunks are kept, and steps not recorded one by one."""
-        return self._repeats
-
-    @repeats.setter
-    def repeats(self, value: bool) -> None:
-        self._repeats = value
+    def step_by_step(self) -> None:
+        """Gives up recording whole rounds."""
+        self.repeats, self.recorder.on = False, self.device.type == "cuda"
         self.kept.clear()
-        for bench in self.benches.values():
-            bench.recorder.on = self.device.type == "cuda" and not value
 
     def compile(self) -> None:
         """Compiles the steps when they are first taken."""
@@ -119,6 +118,11 @@ class Stacked:
         passes = torch.tensor([1 + (r.algorithm.probe == "gradient") for r in self.runs])
         mine = self.ranks.deal(steps * passes[run])
         self.run, self.entry = run[mine], entry[mine]
+        if self.ran_short:
+            self.kept.clear()
+            self.ran_short = False
+        if sum(len(chunk.counts) for kept in self.kept.values() for _, chunk in kept if chunk) > LONG:
+            self.step_by_step()
         if self.repeats and self.keys is not None:
             for place, key in zip(self.keys, (self.plan.order_key, self.plan.dropout_key), strict=True):
                 place.copy_(key.pin_memory() if place.is_cuda else key, non_blocking=True)
@@ -137,26 +141,33 @@ class Stacked:
 
         total = [torch.zeros_like(model, dtype=torch.float64) for model in models]
         used, left_out = torch.zeros(2, len(self.runs), dtype=torch.int64, device=self.device)
-        outcome = Outcome(x, [None] * len(self.runs), used, left_out)
+        sums: list[Any] = [None] * len(self.runs)
 
-        def train(chunk: Chunk) -> tuple[Report, list[Tensor]]:
-            return self._train(chunk, models, loss0, loss[chunk.rows], grad_norm[chunk.rows])
+        def train(chunk: Chunk) -> bool:
+            report, delta = self._train(chunk, models, loss0, loss[chunk.rows], grad_norm[chunk.rows])
+            self._add(chunk, report, delta, total, sums, used, left_out)
+            return True
 
-        for chunk, (report, delta) in self._chunked("training", train):
-            self._add(outcome, total, chunk, report, delta)
-        return over_ranks(outcome._replace(total=self.cohort.unlaid(total)), self.runs, self.ranks)
+        for _ in self._chunked("training", train):
+            pass
+        outcome = Outcome(self.cohort.unlaid(total), sums, used, left_out)
+        return over_ranks(outcome, self.runs, self.ranks)
 
     def _chunked(self, kind: Kind, work: Callable[[Chunk], T]) -> Iterator[tuple[Chunk, T]]:
         """Rows in chunks within the budget, and their work done.
 
         Where memory runs out a chunk is halved, and so is the budget from then on.
         """
-        pending = self.kept.get(kind) or [(rows, None) for rows in self._cut(kind, self._rows(kind))]
+        if kind in self.kept:
+            pending = self.kept[kind]
+        else:
+            pending = [(rows, None) for rows in self._cut(kind, self._rows(kind))]
         finished: list[tuple[Tensor, Chunk | None]] = []
         while pending:
             (rows, known), *pending = pending
-            chunk, done = known or self._chunk(kind, rows), None
+            chunk = done = None
             try:
+                chunk = known or self._chunk(kind, rows)
                 done = work(chunk)
             except RuntimeError as error:
                 if not out_of_memory(error) or recording():
@@ -166,15 +177,15 @@ class Stacked:
                         f"a single client does not fit into memory ({first_line(error)}); "
                         "take a smaller batch size or model, or another device"
                     ) from error
-            if done is not None:
+            if chunk is not None and done is not None:
                 if self.repeats:
                     finished.append((rows, chunk))
                 yield chunk, done
                 continue
             # Outside the handler, which holds on to the memory of what failed.
             self.budget = max(1, min(self.budget, int(self._costs(kind, rows).sum())) // 2)
-            del known, chunk
-            self.kept.clear()
+            self.ran_short = True
+            known = chunk = None
             for bench in self.benches.values():
                 bench.clear()
             if torch.cuda.is_available():
@@ -203,9 +214,10 @@ class Stacked:
 
     def _cut(self, kind: Kind, rows: Tensor) -> list[Tensor]:
         """Rows in chunks within the budget, in each the longest first."""
-        parts = list(chunks(self._costs(kind, rows), self.budget))
+        costs = self._costs(kind, rows)
+        parts = list(chunks(costs, self.budget))
         if self.device.type == "cuda" and parts:  # of one size, so that all use the same memory
-            parts = list(torch.arange(len(rows)).tensor_split(len(parts)))
+            parts = _evenly(costs, self.budget)
         if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # compiled code treats one row apart
             parts[-2:] = [torch.cat(parts[-2:])]
         cut = [rows[part] for part in parts]
@@ -275,12 +287,20 @@ class Stacked:
         return report, delta
 
     def _add(
-        self, outcome: Outcome, total: list[Tensor], chunk: Chunk, report: Report, delta: list[Tensor]
+        self,
+        chunk: Chunk,
+        report: Report,
+        delta: list[Tensor],
+        total: list[Tensor],
+        sums: list[Any],
+        used: Tensor,
+        left_out: Tensor,
     ) -> None:
-        """Adds the rows' contributions to their runs' sums."""
+        """Adds the rows' contributions to their runs' sums, once nothing more can fail for want of memory."""
         member = (chunk.runs_there[:, None] == chunk.run).double()  # (runs, rows)
         coef = torch.zeros_like(report.size)
         usable = torch.zeros_like(report.size, dtype=torch.bool)
+        new_sums: dict[int, Any] = {}
         for algorithm, all_mine in self.algorithms:
             mine = [r for r in all_mine if r in chunk.runs]
             if not mine:
@@ -291,20 +311,32 @@ class Stacked:
             asked = members.sum(0) > 0
             coef, usable = torch.where(asked, part.coef, coef), torch.where(asked, counts, usable)
             added = members @ torch.stack(part.sums, dim=1)
-            for r, sums in zip(mine, added, strict=True):
-                new = type(part.sums)(*sums.unbind())
-                before = outcome.sums[r]
-                outcome.sums[r] = new if before is None else type(new)(*map(torch.add, before, new))
+            new_sums |= {r: type(part.sums)(*new.unbind()) for r, new in zip(mine, added, strict=True)}
         weights = member * coef
         scale = weights.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         scaled = (weights / scale).to(self.cohort.dtype)
         with products("float32", self.device):
-            for summed, update in zip(total, delta, strict=True):
-                update.masked_fill_(~usable[:, None], 0)  # never 0·NaN
-                summed.index_add_(0, chunk.runs_there, scale * (scaled @ update).double())
+            updates = [
+                scale * (scaled @ update.masked_fill_(~usable[:, None], 0)).double()  # never 0·NaN
+                for update in delta
+            ]
         counted = (member @ usable.double()).long()
-        outcome.used.index_add_(0, chunk.runs_there, counted)
-        outcome.left_out.index_add_(0, chunk.runs_there, member.sum(1).long() - counted)
+        used.index_add_(0, chunk.runs_there, counted)
+        left_out.index_add_(0, chunk.runs_there, member.sum(1).long() - counted)
+        for summed, update in zip(total, updates, strict=True):
+            summed.index_add_(0, chunk.runs_there, update)
+        for r, new in new_sums.items():
+            sums[r] = new if sums[r] is None else type(new)(*map(torch.add, sums[r], new))
+
+
+def _evenly(costs: Tensor, budget: int) -> list[Tensor]:
+    """Indices cut into few chunks of the same number each, or one less, within the budget if that can be."""
+    parts = -(-int(costs.sum()) // budget)
+    while True:
+        cut = list(torch.arange(len(costs)).tensor_split(min(parts, len(costs))))
+        if parts >= len(costs) or max(int(costs[part].sum()) for part in cut) <= budget:
+            return cut
+        parts += 1 + parts // 8
 
 
 def _norms(parts: list[Tensor]) -> Tensor:
