@@ -32,7 +32,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup
+bench: setup  ## the engine beside a bare loop; benchmarks/ has more: peers, scale, precision, convolution
 	$(BIN)/python benchmarks/engine.py
 
 clean:

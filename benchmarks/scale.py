@@ -117,12 +117,13 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
     rows = []
     for sweep, title in TITLES.items():
         values = alt.Data(values=[p for p in points if p["sweep"] == sweep])
-        x = alt.X("size:Q", scale=alt.Scale(type="log"), title=title)
+        axis = alt.Axis(tickCount=4, labelOverlap=True)
+        x = alt.X("size:Q", scale=alt.Scale(type="log"), title=title, axis=axis)
         titles = {"us": "µs a client-step", "beyond_mib": "peak beyond the data (MiB)"}
         charts = [
             alt.Chart(values, width=300, height=160)
             .mark_line(point=True)
-            .encode(x=x, y=alt.Y(f"{field}:Q", scale=alt.Scale(type="log"), title=name))
+            .encode(x=x, y=alt.Y(f"{field}:Q", scale=alt.Scale(type="log"), title=name, axis=axis))
             for field, name in titles.items()
         ]
         rows.append(alt.hconcat(*charts))

@@ -27,6 +27,7 @@ from fairwind.errors import InputError, first_line
 T = TypeVar("T")
 Kind = Literal["training", "gradient", "loss"]  # what rows are at work for
 PROBES: tuple[Kind, ...] = ("gradient", "loss")
+FEW = 4  # chunks
 LONG = 3000  # steps of a round, chunk after chunk, beyond which a recording of all would be too large
 
 
@@ -121,7 +122,8 @@ class Stacked:
         if self.ran_short:
             self.kept.clear()
             self.ran_short = False
-        if sum(len(chunk.counts) for kept in self.kept.values() for _, chunk in kept if chunk) > LONG:
+        steps_kept = sum(len(chunk.counts) for kept in self.kept.values() for _, chunk in kept if chunk)
+        if self.repeats and steps_kept > LONG:
             self.step_by_step()
         if self.repeats and self.keys is not None:
             for place, key in zip(self.keys, (self.plan.order_key, self.plan.dropout_key), strict=True):
@@ -162,6 +164,8 @@ class Stacked:
             pending = self.kept[kind]
         else:
             pending = [(rows, None) for rows in self._cut(kind, self._rows(kind))]
+        # Where rounds are alike a few chunks are worth keeping; many would be the whole federation.
+        keep = self.repeats or (self.schedule.repeats and len(pending) <= FEW)
         finished: list[tuple[Tensor, Chunk | None]] = []
         while pending:
             (rows, known), *pending = pending
@@ -178,7 +182,7 @@ class Stacked:
                         "take a smaller batch size or model, or another device"
                     ) from error
             if chunk is not None and done is not None:
-                if self.repeats:
+                if keep:
                     finished.append((rows, chunk))
                 yield chunk, done
                 continue
@@ -192,7 +196,7 @@ class Stacked:
                 torch.cuda.empty_cache()
             left = torch.cat([rows, *(later for later, _ in pending)])
             pending = [(rows, None) for rows in self._cut(kind, left)]
-        if self.repeats:
+        if keep:
             self.kept[kind] = finished
 
     def _rows(self, kind: Kind) -> Tensor:
