@@ -27,8 +27,8 @@ from fairwind.errors import InputError, first_line
 T = TypeVar("T")
 Kind = Literal["training", "gradient", "loss"]  # what rows are at work for
 PROBES: tuple[Kind, ...] = ("gradient", "loss")
-FEW = 4  # chunks
-LONG = 3000  # steps of a round, chunk after chunk, beyond which a recording of all would be too large
+FEW = 4  # chunks that are kept from round to round, where rounds are alike
+LONG = 3000  # steps of a round, chunk after chunk, beyond which a recording of them all is too large
 
 
 class Chunk(NamedTuple):
@@ -164,7 +164,7 @@ class Stacked:
             pending = self.kept[kind]
         else:
             pending = [(rows, None) for rows in self._cut(kind, self._rows(kind))]
-        # Where rounds are alike a few chunks are worth keeping; many would be the whole federation.
+        # Of many chunks the tables would be as large as the federation's.
         keep = self.repeats or (self.schedule.repeats and len(pending) <= FEW)
         finished: list[tuple[Tensor, Chunk | None]] = []
         while pending:
