@@ -25,16 +25,7 @@ from fairwind.engine.ranks import find
 from fairwind.engine.simulation import Settings, Simulation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError
-from fairwind.files import (
-    CLIENTS,
-    HISTORY,
-    MODELS,
-    RECIPE,
-    RESULTS,
-    lock,
-    write_atomic,
-    write_json,
-)
+from fairwind.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS, lock, write_atomic, write_json
 from fairwind.metrics import METRICS, over_seeds
 from fairwind.setups import Where
 

@@ -54,12 +54,8 @@ class Loop:
 
     def train(self, x: Tensor, loss0: Tensor, plan: Plan, i: int, probe: Probe) -> tuple[Report, Tensor]:
         """The i-th client of a plan: probe, train from x, report; and its update δ (P,)."""
-        solver, size, steps, keys = (
-            self.schedule.solver,
-            plan.size[i],
-            plan.steps[i],
-            self.schedule.keys(plan),
-        )
+        solver, size, steps = self.schedule.solver, plan.size[i], plan.steps[i]
+        keys = self.schedule.keys(plan)
         loss = grad_norm = torch.tensor(torch.nan, dtype=torch.float64, device=x.device)
         if probe != "none":
             weights = self._load(self.evaluating, x)

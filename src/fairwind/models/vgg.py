@@ -33,10 +33,8 @@ class Convolution(nn.Conv2d):
         kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)  # (9·inputs, outputs)
         short = -len(kernel) % 8  # tensor cores want columns in eights
         if short:
-            windows, kernel = (
-                nn.functional.pad(windows, (0, short)),
-                nn.functional.pad(kernel, (0, 0, 0, short)),
-            )
+            windows = nn.functional.pad(windows, (0, short))
+            kernel = nn.functional.pad(kernel, (0, 0, 0, short))
         return (windows.flatten(0, 2) @ kernel).view(*x.shape[:3], -1)
 
 
