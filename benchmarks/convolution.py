@@ -21,14 +21,13 @@ from fairwind.engine.simulation import Simulation
 from fairwind.models import vgg11
 from tasks import plain_vgg11
 
-STEPS = 4
 SOLVER = Solver(lr=0.01, batch_size=32)
 
 
-def pictures(clients: int) -> Federation:
-    """Noise, with which every client takes the same number of steps."""
+def pictures(clients: int, steps: int) -> Federation:
+    """Noise, with which every client takes so many steps."""
     g = torch.Generator().manual_seed(0)
-    n = 32 * STEPS
+    n = 32 * steps
     inputs = torch.randint(0, 256, (clients, n + 1, 3, 32, 32), generator=g, dtype=torch.uint8)
     targets = torch.randint(0, 10, (clients, n + 1), generator=g)
     return Federation.from_clients(list(zip(inputs, targets, strict=True)), train=n / (n + 1), classes=10)
@@ -58,7 +57,8 @@ def loop(data: Federation, settings: Settings) -> Callable[[], None]:
     device = torch.device(settings.device)
     model = plain_vgg11().to(device)
     optimizer = torch.optim.SGD(model.parameters(), SOLVER.lr)
-    inputs, targets = data.inputs[: 32 * STEPS].to(device), data.targets[: 32 * STEPS].to(device)
+    one = slice(int(data.train[0]))
+    inputs, targets = data.inputs[one].to(device), data.targets[one].to(device)
 
     def work() -> None:
         with products(settings.precision, device):
@@ -88,6 +88,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rows", type=int, nargs="+", default=[4])
+    parser.add_argument("--steps", type=int, default=4, help="of a client; more hide what it takes to begin")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--fast", action="store_true", help="only matrix products, compiled, and the loop")
     parser.add_argument("--kernels", action="store_true", help="kernels of the fastest way as well")
@@ -101,7 +102,7 @@ def main() -> None:
             "grouped convolutions, compiled": (plain_vgg11, "on"),
         }
     for rows in o.rows:
-        data = pictures(rows)
+        data = pictures(rows, o.steps)
         print(f"VGG11, {rows} clients, batch size 32, {o.precision}")
 
         def settings(compile: str) -> Settings:
@@ -110,14 +111,14 @@ def main() -> None:
         plain = loop(data, settings("off"))
         for name, (model, compile) in ways.items():
             work = stacked(model, data, settings(compile))
-            pairs = [(taken(plain) / STEPS, taken(work) / STEPS / rows) for _ in range(5)]
+            pairs = [(taken(plain) / o.steps, taken(work) / o.steps / rows) for _ in range(5)]
             ratio = statistics.median(slow / fast for slow, fast in pairs)
             slow, fast = (1e3 * statistics.median(pair[i] for pair in pairs) for i in (0, 1))
             print(
                 f"  {name:30s} {fast:9.4f} ms a client-step, {ratio:6.2f}× the loop's {slow:.3f}", flush=True
             )
             if o.kernels and o.device.startswith("cuda"):
-                kernels(work, rows * STEPS)
+                kernels(work, rows * o.steps)
 
 
 if __name__ == "__main__":

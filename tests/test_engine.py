@@ -206,6 +206,21 @@ def test_recorded_steps_are_the_steps(ragged: Federation, monkeypatch, counts: i
     assert replayer.replays > 10
 
 
+@pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="needs a GPU")
+def test_steps_recorded_once_rounds_are_not_share_their_memory(ragged: Federation) -> None:
+    def pools() -> set[tuple[int, int]]:
+        return {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}
+
+    s = simulation(ragged, ["fedavg"], [0])
+    s.step()
+    s.executor.step_by_step()
+    before = pools()
+    for _ in range(3):
+        s.step()
+    assert sum(graph is not None for graph in s.executor.recorder.recorded.values()) > 1
+    assert len(pools() - before) == 1
+
+
 def dropout_model() -> nn.Module:
     layers = nn.Linear(FEATURES, 8), nn.Dropout(0.3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
     return nn.Sequential(*layers).double()
@@ -544,7 +559,7 @@ def test_bf16_with_dropout_frozen_parameters_and_buffers() -> None:
     moved = (found["float32"].x - start).norm()
     assert 0 < (found["bf16"].x - found["float32"].x).norm() < 0.1 * moved
     state = found["bf16"].cohort.state_dict(found["bf16"].x[0])
-    assert torch.equal(state["frozen.weight"], model.frozen.weight)
+    assert torch.equal(state["frozen.weight"].cpu(), model.frozen.weight)
 
 
 def test_a_state_that_changes_shape_is_refused_by_name(ragged: Federation) -> None:

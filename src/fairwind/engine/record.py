@@ -27,7 +27,8 @@ class Recorder:
     def forget(self) -> None:
         """Drops all recordings, because tensors have moved."""
         self.recorded: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: done once, not recorded yet
-        self.pool = torch.cuda.graph_pool_handle() if self.on else None
+        # Also while recording is off: whoever turns it on again wants recordings to share memory.
+        self.pool = torch.cuda.graph_pool_handle() if self.stream else None
 
     def do(self, what: Hashable, work: Callable[[], None]) -> None:
         """Does the work; `what` names it."""
