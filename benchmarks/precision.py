@@ -21,17 +21,37 @@ from fairwind.engine.simulation import Simulation
 from fairwind.setups import Where
 
 METRICS = {"avg": "average", "std": "STD", "worst30": "worst 30 %"}
+EXACT = ("float32", "tf32", "bf16")  # the most exact first
+Values = dict[str, torch.Tensor]  # of each metric, those of all runs (algorithms, seeds)
 
 
-def final(
-    setup: setups.Setup, data: Federation, runs: list[Run], settings: Settings
-) -> dict[str, torch.Tensor]:
-    """Each metric of each run (R,) at the end."""
+def final(setup: setups.Setup, data: Federation, runs: list[Run], settings: Settings, seeds: int) -> Values:
+    """Each metric of each run at the end."""
     simulation = Simulation(lambda: setup.model(data), data, runs, settings)
     simulation.run()
     print(f"{settings.precision}: {settings.rounds} rounds in {simulation.seconds:.0f} s", flush=True)
     lines = simulation.history[-len(runs) :]
-    return {name: torch.tensor([line[name] for line in lines], dtype=torch.float64) for name in METRICS}
+    values = {name: torch.tensor([line[name] for line in lines], dtype=torch.float64) for name in METRICS}
+    return {name: v.view(-1, seeds) for name, v in values.items()}
+
+
+def compared(found: dict[str, Values], names: list[str]) -> list[dict[str, Any]]:
+    """Every metric of every algorithm, beside its most exact."""
+    exact, *others = sorted(found, key=EXACT.index)
+    lines = []
+    for a, name in enumerate(names):
+        for metric in METRICS:
+            values = {p: v[metric][a] for p, v in found.items()}
+            line = {
+                "algorithm": name,
+                "metric": metric,
+                "values": {p: v.tolist() for p, v in values.items()},
+                "mean": {p: float(v.mean()) for p, v in values.items()},
+                "over_seeds": float(values[exact].std()),
+                "moved": {p: float((values[p] - values[exact]).abs().mean()) for p in others},
+            }
+            lines.append(line)
+    return lines
 
 
 def main() -> None:
@@ -40,20 +60,20 @@ def main() -> None:
     )
     parser.add_argument("setup")
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bf16"])
+    parser.add_argument("--precisions", nargs="+", default=EXACT, choices=EXACT)
     parser.add_argument("--algorithms", nargs="+", default=list(algorithms.PAPER))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", default="auto")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--cache", type=Path)
-    parser.add_argument("--json", type=argparse.FileType("w"), help="where the numbers go as well")
+    parser.add_argument("--json", type=Path, help="where the numbers go as well, after each precision")
     o = parser.parse_args()
     setup = setups.find(o.setup)
     data = Federation.from_folder(o.folder) if o.folder else setups.federation(o.setup, Where(cache=o.cache))
     print(data)
     runs = [Run(name, algorithms.build(name), seed) for name in o.algorithms for seed in o.seeds]
-    found = {}
+    found: dict[str, Values] = {}
     for precision in o.precisions:
         settings = Settings(
             rounds=o.rounds,
@@ -63,28 +83,19 @@ def main() -> None:
             compile=o.compile,
             precision=precision,
         )
-        found[precision] = final(setup, data, runs, settings)
-    lines: list[dict[str, Any]] = []
-    exact = o.precisions[0]
-    for a, name in enumerate(o.algorithms):
-        for metric, title in METRICS.items():
-            values = {p: v[metric].view(len(o.algorithms), -1)[a] for p, v in found.items()}
-            line = {
-                "algorithm": name,
-                "metric": metric,
-                "mean": {p: float(v.mean()) for p, v in values.items()},
-                "over_seeds": float(values[exact].std()),
-                "moved": {
-                    p: float((v - values[exact]).abs().mean()) for p, v in values.items() if p != exact
-                },
-            }
-            lines.append(line)
-            means = "  ".join(f"{p} {m:6.2f}" for p, m in line["mean"].items())
-            moved = "  ".join(f"{p} {m:5.2f}" for p, m in line["moved"].items())
-            print(f"{name:12s} {title:10s} {means} | over seeds ±{line['over_seeds']:.2f} | moved by {moved}")
-    if o.json:
-        given = {"setup": o.setup, "rounds": o.rounds, "seeds": o.seeds, "data": str(data)}
-        json.dump({"environment": environment(o.device), **given, "results": lines}, o.json, indent=1)
+        found[precision] = final(setup, data, runs, settings, len(o.seeds))
+        lines = compared(found, o.algorithms)
+        if o.json:
+            given = {"setup": o.setup, "rounds": o.rounds, "seeds": o.seeds, "data": str(data)}
+            text = json.dumps({"environment": environment(o.device), **given, "results": lines}, indent=1)
+            o.json.write_text(text + "\n")
+    for line in lines:
+        means = "  ".join(f"{p} {m:6.2f}" for p, m in line["mean"].items())
+        moved = "  ".join(f"{p} {m:5.2f}" for p, m in line["moved"].items())
+        print(
+            f"{line['algorithm']:12s} {METRICS[line['metric']]:10s} {means} | "
+            f"over seeds ±{line['over_seeds']:.2f} | moved by {moved}"
+        )
 
 
 if __name__ == "__main__":
