@@ -40,12 +40,13 @@ def stacked(model: Callable[[], nn.Module], data: Federation, settings: Settings
     executor.step_by_step()
     executor.prepare(0)
     models = simulation.cohort.laid(simulation.cohort.parts(simulation.x))
-    rows = executor._cut("training", executor._rows("training"))
+    cut = executor._cut("training", executor._rows("training"))
+    chunks = [executor._chunk("training", rows) for rows in cut]
 
     def work() -> None:
         with torch.no_grad(), products(settings.precision, simulation.x.device):
-            for part in rows:
-                executor._work("training", executor._chunk("training", part), models)
+            for chunk in chunks:
+                executor._work("training", chunk, models)
 
     for _ in range(3):
         work()
@@ -78,6 +79,8 @@ def kernels(work: Callable[[], None], steps: int) -> None:
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         taken(work)
     events = sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)
+    whole = sum(event.self_device_time_total for event in events)
+    print(f"    {whole / steps:8.2f} µs in all kernels")
     for event in events[:30]:
         print(f"    {event.self_device_time_total / steps:8.2f} µs  {event.count:5d}×  {event.key[:80]}")
 
