@@ -222,7 +222,7 @@ def test_many_clients_need_no_more_memory_than_a_chunk(monkeypatch) -> None:
 
         def counted(given, *rest, step=step, rows=rows):
             rows.append(len(given.loss))
-            step(given, *rest)
+            return step(given, *rest)
 
         monkeypatch.setattr(simulation.executor.benches["training"], "step", counted)
         simulation.step()

@@ -29,9 +29,8 @@ def simulation(federation: Federation, names: list[str], seeds: list[int], **opt
     built = {name: algorithms.build(name) for name in names}
     runs = [Run(name, algorithm, seed) for name, algorithm in built.items() for seed in seeds]
     model = options.pop("model", make_model)
-    return Simulation(
-        model, federation, runs, Settings(rounds=6, eval_every=2, compile="off", device=DEVICE, **options)
-    )
+    given = {"rounds": 6, "eval_every": 2, "compile": "off", "device": DEVICE} | options
+    return Simulation(model, federation, runs, Settings(**given))
 
 
 def assert_together(a: Simulation, b: Simulation, rounds: int = 5, tolerance: float = 1e-10) -> None:
@@ -164,11 +163,11 @@ def test_a_round_that_ran_short_of_memory_is_not_the_one_recorded(ragged: Federa
     bench, failures = recorded.executor.benches[kind], []
     step = bench.step
 
-    def scarce(rows: Rows, *rest: object) -> None:
+    def scarce(rows: Rows, *rest: object) -> object:
         if len(rows.loss) > 5:
             failures.append(len(rows.loss))
             raise torch.OutOfMemoryError("CUDA out of memory, so to say")
-        step(rows, *rest)
+        return step(rows, *rest)
 
     bench.step = scarce
     assert_together(plain, recorded, rounds=6, tolerance=1e-12)
@@ -406,7 +405,7 @@ def test_a_chunk_that_does_not_fit_is_halved(ragged: Federation, monkeypatch, fi
             if len(rows.loss) > fits:
                 failures += 1
                 raise torch.OutOfMemoryError("CUDA out of memory, so to say")
-            step(rows, *rest)
+            return step(rows, *rest)
 
         return limited
 

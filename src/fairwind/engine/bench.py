@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fairwind.engine.cohort import Cohort, Parts
+from fairwind.engine.factors import Factors
 from fairwind.engine.record import Recorder, out_of_memory
 from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
@@ -52,25 +53,32 @@ class Batches(NamedTuple):
         return torch.where(mask, samples, ~samples), mask, self.keys[here]
 
 
-Step = Callable[[Rows, Batches, Tensor, Tensor], None]  # with inputs and targets; in place
+# With inputs and targets; in place, but for gradients left as factors, which are still to be added.
+Step = Callable[[Rows, Batches, Tensor, Tensor], list[Factors]]
 
 
 def train_step(cohort: Cohort, solver: Solver) -> Step:
     """One local step of every row."""
 
-    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> None:
+    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> list[Factors]:
         index, mask, keys = batches.take(len(rows.loss))
         gradients = cohort.gradients(rows.cast or rows.weights, inputs[index], targets[index], mask, keys)
+        left = []
         for i, (weight, g) in enumerate(zip(rows.weights, gradients, strict=True)):
+            training = mask[:, 0].view(-1, *[1] * (weight.ndim - 1))  # a row that has finished stays
+            if isinstance(g, Factors):
+                back, seen = (torch.where(training, factor, 0) for factor in g)
+                left.append(Factors(-solver.lr * back, seen))
+                continue
             momentum = rows.carried[i] if rows.carried else None
             change, momenta = solver.update(weight, g.to(weight.dtype), momentum)
-            training = mask[:, 0].view(-1, *[1] * (weight.ndim - 1))  # a row that has finished stays
             weight.add_(torch.where(training, change, 0))
             if rows.cast:
                 rows.cast[i].copy_(weight)
             if momentum is not None and momenta is not None:
                 momentum.copy_(momenta)
         batches.at.add_(len(mask))
+        return left
 
     return step
 
@@ -78,13 +86,15 @@ def train_step(cohort: Cohort, solver: Solver) -> Step:
 def gradient_step(cohort: Cohort) -> Step:
     """Adds the next batch of every row to its summed gradient and loss."""
 
-    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> None:
+    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> list[Factors]:
         index, mask, _ = batches.take(len(rows.loss))
         gradients, losses = cohort.probes(rows.cast or rows.weights, inputs[index], targets[index], mask)
         for summed, g in zip(rows.carried, gradients, strict=True):
-            summed.add_(g)
+            if isinstance(g, Tensor):
+                summed.add_(g)
         rows.loss.add_(losses)
         batches.at.add_(len(mask))
+        return [g for g in gradients if isinstance(g, Factors)]
 
     return step
 
@@ -92,10 +102,11 @@ def gradient_step(cohort: Cohort) -> Step:
 def loss_step(cohort: Cohort) -> Step:
     """Adds the next batch of every row to its summed loss."""
 
-    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> None:
+    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> list[Factors]:
         index, mask, _ = batches.take(len(rows.loss))
         rows.loss.add_(cohort.losses(rows.weights, inputs[index], targets[index], mask))
         batches.at.add_(len(mask))
+        return []
 
     return step
 
@@ -166,7 +177,10 @@ class Bench:
     def _step(self, n: int) -> None:
         assert self.rows is not None
         assert self.batches is not None
-        self.step(self.rows.first(n), self.batches, *self.data)
+        rows = self.rows.first(n)
+        left = self.step(rows, self.batches, *self.data)
+        for i, factors in zip(self.cohort.factored, left, strict=False):
+            factors.add_to((rows.carried or rows.weights)[i])
 
     def rounded(self, active: Tensor) -> Tensor:
         """Numbers of active rows as they are taken: a few more where too many would have to be recorded."""
@@ -180,24 +194,24 @@ class Bench:
 
 def _compile(step: Step) -> Step:
     """Compiles a step for any number of rows and samples."""
-    assert isinstance(step, FunctionType)
+    compiled: Step = torch.compile(step)
     # Compiled code is cached, and its number limited, by code object: each engine gets its own.
+    assert isinstance(step, FunctionType)
     step.__code__ = step.__code__.replace()
-    compiled = torch.compile(step)
     chosen: Step | None = None
 
-    def unchecked(*arguments: Any) -> None:
+    def unchecked(*arguments: Any) -> list[Factors]:
         # Calls differ only in the number of rows, for any of which there is code, or will be. To check all
         # else every time takes as long as a small step.
         try:
             with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
-                compiled(*arguments)
+                return compiled(*arguments)
         except RuntimeError as error:
             if "Recompilation triggered" not in str(error):
                 raise
-            compiled(*arguments)
+            return compiled(*arguments)
 
-    def call(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> None:
+    def call(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> list[Factors]:
         nonlocal chosen
         if chosen is not None:
             return chosen(rows, batches, inputs, targets)
@@ -205,13 +219,14 @@ def _compile(step: Step) -> Step:
             if len(tensor) > 1:
                 torch._dynamo.mark_dynamic(tensor, 0)
         try:
-            compiled(rows, batches, inputs, targets)
+            left = compiled(rows, batches, inputs, targets)
             chosen = unchecked
+            return left
         except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
             if isinstance(error, RuntimeError) and out_of_memory(error):
                 raise
             warnings.warn(f"the local step runs uncompiled, and slower: {first_line(error)}", stacklevel=2)
             chosen = step
-            step(rows, batches, inputs, targets)
+            return call(rows, batches, inputs, targets)
 
     return call

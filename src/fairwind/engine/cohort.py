@@ -10,10 +10,14 @@ from torch.func import functional_call, grad, vmap
 
 from fairwind.counter import MASK, mix
 from fairwind.data.federation import Federation, kind
+from fairwind.engine.factors import Dense, Factors
 from fairwind.errors import InputError, first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,)
 Parts = tuple[Tensor, ...]  # a model's parameters, one by one; or those of many rows, (rows, *shape) each
+Leaves = tuple[Tensor | tuple[Tensor], ...]  # what is differentiated by: parts, or a layer's zero instead
+Gradients = tuple[Tensor | Factors, ...]  # by the parts of many rows
+LARGE = 1 << 14  # numbers of a weight from which on it is worth to leave its gradient as factors
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -75,14 +79,11 @@ class Cohort:
         self.parameters = sum(self.sizes)  # P
         self.per_row = self.per_sample = 0  # numbers of a row beside its parameters; see `check`
         self.keys = [n for n, _ in self.training.named_buffers() if n.endswith("dropout_key")]
-        # parts of rows × (rows, B, ...) -> parts: each row's gradient of its mean loss over a batch
+        self.factored: dict[int, str] = {}  # parts whose gradients are left as factors, and their layers
         # Rows are independent: the gradient of their sum holds each row's own. With `grad` outside, the
         # backward pass runs on whole matrices, and compiles for any number of rows.
-        self.gradients = grad(lambda *rows: vmap(self._mean_loss)(*rows).sum())
-        # parts of rows × (rows, B, ...) -> (rows,): each row's summed loss over a batch, without dropout
-        self.losses = vmap(self._summed_loss)
-        # its gradient, and the sums: parts, (rows,)
-        self.probes = grad(self._total_loss, has_aux=True)
+        self._gradients = grad(self._total(self._mean_loss), has_aux=True)
+        self._probes = grad(self._total(self._summed_loss), has_aux=True)
         # (runs, P) × (B, ...) -> (runs, B), (runs, B): each sample's loss and score under each model
         self.scores = vmap(self._scores, in_dims=(0, None, None))
 
@@ -158,37 +159,89 @@ class Cohort:
                 model.get_parameter(name).copy_(value)
         return dict(model.state_dict())
 
+    def gradients(
+        self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor
+    ) -> Gradients:
+        """Each row's gradient of its mean loss over a batch (rows, B, ...)."""
+        leaves = self._leaves(parts, inputs)
+        found, (_, seen) = self._gradients(leaves, parts, inputs, targets, mask, key)
+        return self._with_factors(found, seen)
+
+    def probes(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Gradients, Tensor]:
+        """Each row's gradient of its summed loss over a batch, without dropout; and the sums (rows,)."""
+        leaves = self._leaves(parts, inputs)
+        found, (losses, seen) = self._probes(leaves, parts, inputs, targets, mask)
+        return self._with_factors(found, seen), losses
+
+    def losses(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        """Each row's summed loss over a batch, without dropout (rows,)."""
+        summed: Tensor = vmap(self._summed_loss)(parts, parts, inputs, targets, mask)[0]
+        return summed
+
     def outputs(self, parts: Parts, inputs: Tensor, key: Tensor) -> Tensor:
         """The model's outputs while training, in its own type; `key` decides which units drop out."""
-        return self._call(self.training, parts, inputs, dict.fromkeys(self.keys, key))
+        return self._call(self.training, parts, parts, inputs, dict.fromkeys(self.keys, key))[0]
+
+    def _leaves(self, parts: Parts, inputs: Tensor) -> Leaves:
+        leaves: list[Tensor | tuple[Tensor]] = list(parts)
+        for i in self.factored:
+            rows, batch = inputs.shape[:2]
+            leaves[i] = (parts[i].new_zeros(()).expand(rows, batch, self.shapes[i][0]),)
+        return tuple(leaves)
+
+    def _with_factors(self, found: Leaves, seen: Parts) -> Gradients:
+        """Gradients by leaves as those by the parts."""
+        inputs = iter(seen)
+        return tuple(Factors(g[0], next(inputs)) if isinstance(g, tuple) else g for g in found)
 
     def _call(
-        self, module: nn.Module, parts: Parts, inputs: Tensor, others: dict[str, Tensor] | None = None
-    ) -> Tensor:
-        """A module's outputs, in the model's type, whichever its parts are in."""
+        self,
+        module: nn.Module,
+        leaves: Leaves,
+        parts: Parts,
+        inputs: Tensor,
+        others: dict[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Parts]:
+        """A module's outputs, in the model's type, whichever its parts are in; and what its layers saw."""
         if inputs.is_floating_point():
             inputs = inputs.to(parts[0].dtype)
-        values = others or {}
-        for names, part in zip(self.all_names, parts, strict=True):
-            values |= dict.fromkeys(names, part)
+        values, dense = others or {}, []
+        for i, (names, leaf) in enumerate(zip(self.all_names, leaves, strict=True)):
+            if isinstance(leaf, tuple):
+                values[f"{self.factored[i]}.zero"] = leaf[0]
+                dense.append(module.get_submodule(self.factored[i]))
+                leaf = parts[i]
+            values |= dict.fromkeys(names, leaf)
         outputs: Tensor = functional_call(module, values, (inputs,), tie_weights=False)
-        return outputs.to(self.dtype)
+        return outputs.to(self.dtype), tuple(layer.taken() for layer in dense if isinstance(layer, Dense))
 
-    def _mean_loss(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor) -> Tensor:
-        losses = self.loss(self.outputs(parts, inputs, key), targets)
-        return torch.where(mask, losses, 0).sum() / mask.sum().clamp(min=1)
+    def _mean_loss(
+        self, leaves: Leaves, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor
+    ) -> tuple[Tensor, Parts]:
+        others = dict.fromkeys(self.keys, key)
+        outputs, seen = self._call(self.training, leaves, parts, inputs, others)
+        losses = self.loss(outputs, targets)
+        return torch.where(mask, losses, 0).sum() / mask.sum().clamp(min=1), seen
 
-    def _summed_loss(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    def _summed_loss(
+        self, leaves: Leaves, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Parts]:
         module = self.evaluating if parts[0].dtype == self.dtype else self.probing
-        losses = self.loss(self._call(module, parts, inputs), targets)
-        return torch.where(mask, losses, 0).sum()
+        outputs, seen = self._call(module, leaves, parts, inputs)
+        return torch.where(mask, self.loss(outputs, targets), 0).sum(), seen
 
-    def _total_loss(self, parts: Parts, *rows: Tensor) -> tuple[Tensor, Tensor]:
-        losses = self.losses(parts, *rows)
-        return losses.sum(), losses
+    def _total(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """All rows' losses, summed; and the losses themselves and what layers saw."""
+
+        def total(*rows: Any) -> tuple[Tensor, tuple[Tensor, Parts]]:
+            losses, seen = vmap(loss)(*rows)
+            return losses.sum(), (losses, seen)
+
+        return total
 
     def _scores(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self._call(self.evaluating, self.parts(flat), inputs)
+        parts = self.parts(flat)
+        outputs, _ = self._call(self.evaluating, parts, parts, inputs)
         return self.loss(outputs, targets), self.score(outputs, targets)
 
 
@@ -231,8 +284,11 @@ def _refuse_batch_norm(model: nn.Module) -> None:
             )
 
 
-def check(cohort: Cohort, model: nn.Module, federation: Federation) -> None:
-    """Refuses, before the first round, labels without an output and a model that cannot be stacked."""
+def check(cohort: Cohort, model: nn.Module, federation: Federation, *, factor: bool = False) -> None:
+    """Refuses, before the first round, labels without an output and a model that cannot be stacked.
+
+    With `factor`, large weights' gradients are left as factors from then on, where they can be.
+    """
     inputs, targets = federation.inputs[:1], federation.targets[:1]
     device = inputs.device
     flat = cohort.flatten(model).to(device).expand(2, -1)
@@ -248,7 +304,9 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation) -> None:
         stacked = inputs.expand(2, *inputs.shape).clone(), targets.expand(2, *targets.shape).clone()
         gradients = cohort.gradients(parts, *stacked, mask, key)
         # Weights lie in memory as their gradients come: a dense layer's are transposed, for example.
-        cohort.strides = [torch.empty_like(g[0]).stride() for g in gradients]
+        cohort.strides = [torch.empty_like(g[0]).stride() for g in gradients if isinstance(g, Tensor)]
+        if factor:
+            _factor(cohort, parts, *stacked, mask, key)
         losses, scores = cohort.scores(flat, inputs, targets)
     except InputError:
         raise
@@ -262,6 +320,43 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation) -> None:
     for what, value in (("loss", losses), ("score", scores)):
         if value.shape != (2, 1):
             raise InputError(f"the {what} is not one number per sample but {tuple(value.shape[1:])}")
+
+
+def _factor(cohort: Cohort, parts: Parts, *rows: Tensor) -> None:
+    """Leaves the gradients of large dense layers as factors, where these give the same gradient.
+
+    They do not where a layer is used twice, or on more than one input for each sample, or a weight by others.
+    """
+    noise = torch.Generator(parts[0].device).manual_seed(0)  # at the start a gradient may be zero
+    parts = tuple(
+        p + 0.1 * torch.randn(p.shape, generator=noise, dtype=p.dtype, device=p.device) for p in parts
+    )
+    exact = [g for g in cohort.gradients(parts, *rows) if isinstance(g, Tensor)]  # all, as yet
+    modules = {id(m): m for m in (cohort.training, cohort.evaluating, cohort.probing)}.values()
+    for i, (name, *other_names) in enumerate(cohort.all_names):
+        layer, _, own = name.rpartition(".")
+        found = [m.get_submodule(layer) for m in modules]
+        large = own == "weight" and cohort.sizes[i] >= LARGE
+        if not (layer and large and not other_names and all(type(m) is nn.Linear for m in found)):
+            continue
+        for module, dense in zip(modules, found, strict=True):
+            assert isinstance(dense, nn.Linear)
+            module.set_submodule(layer, Dense.of(dense))
+        cohort.factored[i] = layer
+        try:
+            formed = torch.zeros_like(exact[i])
+            factors = cohort.gradients(parts, *rows)[i]
+            assert isinstance(factors, Factors)
+            factors.add_to(formed)
+            same = bool((formed - exact[i]).norm() <= 1e-4 * exact[i].norm())
+        except RuntimeError:
+            same = False
+        if same:
+            cohort.strides[i] = torch.empty(cohort.shapes[i]).stride()
+        else:
+            del cohort.factored[i]
+            for module, dense in zip(modules, found, strict=True):
+                module.set_submodule(layer, dense)
 
 
 def _check_labels(federation: Federation, classes: int) -> None:

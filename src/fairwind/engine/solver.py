@@ -39,6 +39,11 @@ class Solver:
     def most(self) -> int:
         return self.epochs if isinstance(self.epochs, int) else self.epochs[1]
 
+    @property
+    def plain(self) -> bool:
+        """Whether a step is −η times the gradient, and nothing else."""
+        return not (self.momentum or self.weight_decay)
+
     def accumulated(self, steps: Tensor) -> Tensor:
         """‖a‖₁ after τ steps: how often each gradient counts in the update, summed over gradients.
 
