@@ -69,6 +69,8 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--json", type=Path, help="where the numbers go as well, after each precision")
     o = parser.parse_args()
+    if o.json:
+        o.json.touch()  # if it cannot be written, better now
     setup = setups.find(o.setup)
     data = Federation.from_folder(o.folder) if o.folder else setups.federation(o.setup, Where(cache=o.cache))
     print(data)

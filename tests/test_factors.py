@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 from conftest import CLASSES, FEATURES, make_federation
 from fairwind import Federation, algorithms
 from fairwind.engine.cohort import LARGE
-from fairwind.engine.simulation import _compiler_found
+from fairwind.engine.simulation import Simulation, _compiler_found
 from test_engine import SOLVERS, assert_together, simulation
 
 
@@ -29,57 +29,148 @@ def on_cpu(federation: Federation, **options: object):
 @pytest.mark.parametrize("memory", [None, 1e-6])
 def test_the_loop_is_what_factors_give(ragged: Federation, solver: str, memory: float | None) -> None:
     stacked, loop = on_cpu(ragged, solver=SOLVERS[solver], memory=memory)
-    plain = not (SOLVERS[solver].momentum or SOLVERS[solver].weight_decay)
-    assert list(stacked.cohort.factored) == ([0, 2] if plain else [])
+    assert list(stacked.cohort.factored) == ([0, 2] if SOLVERS[solver].plain else [])
     assert not loop.cohort.factored
     assert_together(stacked, loop)
 
 
-class Twice(nn.Module):
+class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.mixing, self.last = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
+        self.token = nn.Parameter(torch.linspace(-1, 1, FEATURES))
+        self.a, self.b = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.mixing(torch.tanh(self.mixing(x)))))
+        return self.b(torch.tanh(self.a(x + self.token)))
 
 
-class Elsewhere(Twice):
-    """One weight is used by others too; a sample comes to the other in pieces."""
+class Twice(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))
+
+
+class TwiceEvaluated(Net):
+    """Twice, but while it trains."""
 
     def forward(self, x: Tensor) -> Tensor:
-        bent = self.mixing(x) + 0.01 * linear(x.tanh(), self.mixing.weight)
-        return self.last(torch.stack([bent, bent.tanh()], dim=1)).sum(1)
+        return super().forward(x) if self.training else super().forward(x) - super().forward(-x)
 
 
-class Folded(Twice):
-    """Pieces of a sample come as if they were samples."""
+class Halves(Net):
+    """A layer that gets a sample's halves, which are the same in many samples."""
 
     def forward(self, x: Tensor) -> Tensor:
-        pieces = self.mixing(torch.stack([x, x.tanh()], dim=1).flatten(0, 1))
-        return self.last(pieces.view(-1, 2, FEATURES).sum(1))
+        x = torch.where(x[:, :1] > 0, x, 0)
+        return self.b(torch.tanh(self.a(x)) + 2 * torch.tanh(self.a(x.flip(1))))
 
 
-class Tied(Twice):
+class Elsewhere(Net):
+    """A weight that others use, a little."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1e-5 * linear(x, self.a.weight)[:, :CLASSES]
+
+
+class Pieces(Net):
+    """A sample comes in pieces to one layer, and to the other as if these were samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bent = self.a(torch.stack([x, x.tanh()], dim=1).flatten(0, 1)).view(-1, 2, FEATURES)
+        return self.b(bent).sum(1)
+
+
+class Tied(Net):
     def __init__(self) -> None:
         super().__init__()
         self.again = nn.Linear(FEATURES, FEATURES)
-        self.again.weight = self.mixing.weight
+        self.again.weight = self.a.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.again(torch.tanh(self.mixing(x))))
+        return self.b(self.again(torch.tanh(self.a(x))))
+
+
+class Aliased(Net):
+    """Layers under a second name, by which they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(self.a, nn.Tanh(), self.b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class Unused(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(x)
+
+
+class OnlyEvaluated(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(x) if self.training else super().forward(x)
+
+
+class OfToken(Net):
+    """One layer sees a weight itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(x + self.a(self.token.expand(len(x), -1))))
+
+
+class OfOneToken(Net):
+    """The same, once for all samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(x + self.a(self.token[None])))
+
+
+class Named(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(input=torch.tanh(self.a(x)))
+
+
+class Hooked(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a.register_forward_hook(lambda layer, given, out: out if layer.training else 2 * out)
+        self.a.register_forward_pre_hook(lambda layer, given: (given[0].tanh(),))
 
 
 @pytest.mark.parametrize(
     ("model", "factored"),
-    [(Twice, ["last"]), (Elsewhere, []), (Folded, ["last"]), (Tied, ["last"])],
+    [
+        (Net, ["a", "b"]),
+        (Twice, ["b"]),
+        (TwiceEvaluated, []),
+        (Halves, ["b"]),
+        (Elsewhere, ["b"]),
+        (Pieces, []),
+        (Tied, ["b"]),
+        (Aliased, ["a", "b"]),
+        (Unused, ["b"]),
+        (OnlyEvaluated, ["b"]),
+        (OfToken, ["a", "b"]),
+        (OfOneToken, ["b"]),
+        (Named, ["a"]),
+        (Hooked, ["a", "b"]),
+    ],
 )
 def test_only_what_is_used_once_for_each_sample_is_left_as_factors(
-    ragged: Federation, model: type[nn.Module], factored: list[str]
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch, model: type[nn.Module], factored: list[str]
 ) -> None:
-    stacked, loop = on_cpu(ragged, model=lambda: model().double())
-    assert list(stacked.cohort.factored.values()) == factored
-    assert_together(stacked, loop, rounds=3)
+    ragged.inputs[0] = 0
+
+    def made() -> Simulation:
+        names = ["fedavg", "qfedavg", "adafedadam"]
+        return simulation(ragged, names, [0, 1], device="cpu", model=lambda: model().double())
+
+    left = made()
+    assert list(left.cohort.factored.values()) == factored
+    monkeypatch.setattr("fairwind.engine.cohort.LARGE", 1 << 40)
+    formed = made()
+    assert not formed.cohort.factored
+    assert_together(left, formed, rounds=3)
+    torch.testing.assert_close(left.loss, formed.loss, equal_nan=True)
 
 
 def test_frozen_layers_dropout_and_no_bias(ragged: Federation) -> None:

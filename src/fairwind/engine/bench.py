@@ -53,26 +53,31 @@ class Batches(NamedTuple):
         return torch.where(mask, samples, ~samples), mask, self.keys[here]
 
 
-# With inputs and targets; in place, but for gradients left as factors, which are still to be added.
-Step = Callable[[Rows, Batches, Tensor, Tensor], list[Factors]]
+# With inputs and targets; in place, but for gradients left as factors, which are still to be added to parts.
+Left = dict[int, Factors]
+Step = Callable[[Rows, Batches, Tensor, Tensor], Left]
 
 
 def train_step(cohort: Cohort, solver: Solver) -> Step:
     """One local step of every row."""
 
-    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> list[Factors]:
+    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> Left:
         index, mask, keys = batches.take(len(rows.loss))
         gradients = cohort.gradients(rows.cast or rows.weights, inputs[index], targets[index], mask, keys)
-        left = []
+        training = mask[:, 0]  # a row that has finished stays
+        here = training[:, None, None]
+        # Copies, before any weight changes: a layer may have seen a weight.
+        left = {
+            i: Factors(torch.where(here, -solver.lr * g.back, 0), torch.where(here, g.seen, 0))
+            for i, g in enumerate(gradients)
+            if isinstance(g, Factors)
+        }
         for i, (weight, g) in enumerate(zip(rows.weights, gradients, strict=True)):
-            training = mask[:, 0].view(-1, *[1] * (weight.ndim - 1))  # a row that has finished stays
             if isinstance(g, Factors):
-                back, seen = (torch.where(training, factor, 0) for factor in g)
-                left.append(Factors(-solver.lr * back, seen))
                 continue
             momentum = rows.carried[i] if rows.carried else None
             change, momenta = solver.update(weight, g.to(weight.dtype), momentum)
-            weight.add_(torch.where(training, change, 0))
+            weight.add_(torch.where(training.view(-1, *[1] * (weight.ndim - 1)), change, 0))
             if rows.cast:
                 rows.cast[i].copy_(weight)
             if momentum is not None and momenta is not None:
@@ -86,7 +91,7 @@ def train_step(cohort: Cohort, solver: Solver) -> Step:
 def gradient_step(cohort: Cohort) -> Step:
     """Adds the next batch of every row to its summed gradient and loss."""
 
-    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> list[Factors]:
+    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> Left:
         index, mask, _ = batches.take(len(rows.loss))
         gradients, losses = cohort.probes(rows.cast or rows.weights, inputs[index], targets[index], mask)
         for summed, g in zip(rows.carried, gradients, strict=True):
@@ -94,7 +99,7 @@ def gradient_step(cohort: Cohort) -> Step:
                 summed.add_(g)
         rows.loss.add_(losses)
         batches.at.add_(len(mask))
-        return [g for g in gradients if isinstance(g, Factors)]
+        return {i: g for i, g in enumerate(gradients) if isinstance(g, Factors)}
 
     return step
 
@@ -102,11 +107,11 @@ def gradient_step(cohort: Cohort) -> Step:
 def loss_step(cohort: Cohort) -> Step:
     """Adds the next batch of every row to its summed loss."""
 
-    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> list[Factors]:
+    def step(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> Left:
         index, mask, _ = batches.take(len(rows.loss))
         rows.loss.add_(cohort.losses(rows.weights, inputs[index], targets[index], mask))
         batches.at.add_(len(mask))
-        return []
+        return {}
 
     return step
 
@@ -178,8 +183,7 @@ class Bench:
         assert self.rows is not None
         assert self.batches is not None
         rows = self.rows.first(n)
-        left = self.step(rows, self.batches, *self.data)
-        for i, factors in zip(self.cohort.factored, left, strict=False):
+        for i, factors in self.step(rows, self.batches, *self.data).items():
             factors.add_to((rows.carried or rows.weights)[i])
 
     def rounded(self, active: Tensor) -> Tensor:
@@ -194,13 +198,14 @@ class Bench:
 
 def _compile(step: Step) -> Step:
     """Compiles a step for any number of rows and samples."""
-    compiled: Step = torch.compile(step)
     # Compiled code is cached, and its number limited, by code object: each engine gets its own.
     assert isinstance(step, FunctionType)
     step.__code__ = step.__code__.replace()
+    plain: Step = step
+    compiled: Step = torch.compile(plain)
     chosen: Step | None = None
 
-    def unchecked(*arguments: Any) -> list[Factors]:
+    def unchecked(*arguments: Any) -> Left:
         # Calls differ only in the number of rows, for any of which there is code, or will be. To check all
         # else every time takes as long as a small step.
         try:
@@ -211,7 +216,7 @@ def _compile(step: Step) -> Step:
                 raise
             return compiled(*arguments)
 
-    def call(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> list[Factors]:
+    def call(rows: Rows, batches: Batches, inputs: Tensor, targets: Tensor) -> Left:
         nonlocal chosen
         if chosen is not None:
             return chosen(rows, batches, inputs, targets)
@@ -226,7 +231,7 @@ def _compile(step: Step) -> Step:
             if isinstance(error, RuntimeError) and out_of_memory(error):
                 raise
             warnings.warn(f"the local step runs uncompiled, and slower: {first_line(error)}", stacklevel=2)
-            chosen = step
-            return call(rows, batches, inputs, targets)
+            chosen = plain
+            return plain(rows, batches, inputs, targets)
 
     return call

@@ -10,12 +10,12 @@ from torch.func import functional_call, grad, vmap
 
 from fairwind.counter import MASK, mix
 from fairwind.data.federation import Federation, kind
-from fairwind.engine.factors import Dense, Factors
+from fairwind.engine.factors import Factors, watch
 from fairwind.errors import InputError, first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,)
 Parts = tuple[Tensor, ...]  # a model's parameters, one by one; or those of many rows, (rows, *shape) each
-Leaves = tuple[Tensor | tuple[Tensor], ...]  # what is differentiated by: parts, or a layer's zero instead
+Held = dict[int, Tensor]  # for parts, by their numbers, whose gradients are left as factors
 Gradients = tuple[Tensor | Factors, ...]  # by the parts of many rows
 LARGE = 1 << 14  # numbers of a weight from which on it is worth to leave its gradient as factors
 
@@ -163,86 +163,84 @@ class Cohort:
         self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor
     ) -> Gradients:
         """Each row's gradient of its mean loss over a batch (rows, B, ...)."""
-        leaves = self._leaves(parts, inputs)
-        found, (_, seen) = self._gradients(leaves, parts, inputs, targets, mask, key)
-        return self._with_factors(found, seen)
+        found, (_, seen) = self._gradients(*self._leaves(parts, inputs), inputs, targets, mask, key)
+        return _with_factors(found, seen)
 
     def probes(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Gradients, Tensor]:
         """Each row's gradient of its summed loss over a batch, without dropout; and the sums (rows,)."""
-        leaves = self._leaves(parts, inputs)
-        found, (losses, seen) = self._probes(leaves, parts, inputs, targets, mask)
-        return self._with_factors(found, seen), losses
+        found, (losses, seen) = self._probes(*self._leaves(parts, inputs), inputs, targets, mask)
+        return _with_factors(found, seen), losses
 
     def losses(self, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         """Each row's summed loss over a batch, without dropout (rows,)."""
-        summed: Tensor = vmap(self._summed_loss)(parts, parts, inputs, targets, mask)[0]
+        summed: Tensor = vmap(self._summed_loss)(parts, {}, inputs, targets, mask)[0]
         return summed
 
     def outputs(self, parts: Parts, inputs: Tensor, key: Tensor) -> Tensor:
         """The model's outputs while training, in its own type; `key` decides which units drop out."""
-        return self._call(self.training, parts, parts, inputs, dict.fromkeys(self.keys, key))[0]
+        return self._call(self.training, parts, {}, inputs, dict.fromkeys(self.keys, key))[0]
 
-    def _leaves(self, parts: Parts, inputs: Tensor) -> Leaves:
-        leaves: list[Tensor | tuple[Tensor]] = list(parts)
-        for i in self.factored:
-            rows, batch = inputs.shape[:2]
-            leaves[i] = (parts[i].new_zeros(()).expand(rows, batch, self.shapes[i][0]),)
-        return tuple(leaves)
-
-    def _with_factors(self, found: Leaves, seen: Parts) -> Gradients:
-        """Gradients by leaves as those by the parts."""
-        inputs = iter(seen)
-        return tuple(Factors(g[0], next(inputs)) if isinstance(g, tuple) else g for g in found)
+    def _leaves(self, parts: Parts, inputs: Tensor) -> tuple[Parts, Held]:
+        """What is differentiated by: parts, or zeros for their layers to add; and those parts."""
+        held = {i: parts[i] for i in self.factored}
+        zeros = {i: p.new_zeros(()).expand(*inputs.shape[:2], p.shape[1]) for i, p in held.items()}
+        return tuple(zeros.get(i, p) for i, p in enumerate(parts)), held
 
     def _call(
         self,
         module: nn.Module,
-        leaves: Leaves,
-        parts: Parts,
+        leaves: Parts,
+        held: Held,
         inputs: Tensor,
         others: dict[str, Tensor] | None = None,
-    ) -> tuple[Tensor, Parts]:
+    ) -> tuple[Tensor, Held]:
         """A module's outputs, in the model's type, whichever its parts are in; and what its layers saw."""
         if inputs.is_floating_point():
-            inputs = inputs.to(parts[0].dtype)
-        values, dense = others or {}, []
+            inputs = inputs.to(leaves[0].dtype)
+        values = others or {}
         for i, (names, leaf) in enumerate(zip(self.all_names, leaves, strict=True)):
-            if isinstance(leaf, tuple):
-                values[f"{self.factored[i]}.zero"] = leaf[0]
-                dense.append(module.get_submodule(self.factored[i]))
-                leaf = parts[i]
-            values |= dict.fromkeys(names, leaf)
-        outputs: Tensor = functional_call(module, values, (inputs,), tie_weights=False)
-        return outputs.to(self.dtype), tuple(layer.taken() for layer in dense if isinstance(layer, Dense))
+            if i in held:
+                values[f"{self.factored[i]}.zero"] = leaf
+            values |= dict.fromkeys(names, held.get(i, leaf))
+        layers: dict[int, Any] = {i: module.get_submodule(self.factored[i]) for i in held}
+        try:
+            outputs: Tensor = functional_call(module, values, (inputs,), tie_weights=False)
+            return outputs.to(self.dtype), {i: layer.seen for i, layer in layers.items()}
+        finally:
+            for layer in layers.values():
+                layer.seen = None
 
     def _mean_loss(
-        self, leaves: Leaves, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor
-    ) -> tuple[Tensor, Parts]:
+        self, leaves: Parts, held: Held, inputs: Tensor, targets: Tensor, mask: Tensor, key: Tensor
+    ) -> tuple[Tensor, Held]:
         others = dict.fromkeys(self.keys, key)
-        outputs, seen = self._call(self.training, leaves, parts, inputs, others)
+        outputs, seen = self._call(self.training, leaves, held, inputs, others)
         losses = self.loss(outputs, targets)
         return torch.where(mask, losses, 0).sum() / mask.sum().clamp(min=1), seen
 
     def _summed_loss(
-        self, leaves: Leaves, parts: Parts, inputs: Tensor, targets: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Parts]:
-        module = self.evaluating if parts[0].dtype == self.dtype else self.probing
-        outputs, seen = self._call(module, leaves, parts, inputs)
+        self, leaves: Parts, held: Held, inputs: Tensor, targets: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Held]:
+        module = self.evaluating if leaves[0].dtype == self.dtype else self.probing
+        outputs, seen = self._call(module, leaves, held, inputs)
         return torch.where(mask, self.loss(outputs, targets), 0).sum(), seen
 
     def _total(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         """All rows' losses, summed; and the losses themselves and what layers saw."""
 
-        def total(*rows: Any) -> tuple[Tensor, tuple[Tensor, Parts]]:
+        def total(*rows: Any) -> tuple[Tensor, tuple[Tensor, Held]]:
             losses, seen = vmap(loss)(*rows)
             return losses.sum(), (losses, seen)
 
         return total
 
     def _scores(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        parts = self.parts(flat)
-        outputs, _ = self._call(self.evaluating, parts, parts, inputs)
+        outputs, _ = self._call(self.evaluating, self.parts(flat), {}, inputs)
         return self.loss(outputs, targets), self.score(outputs, targets)
+
+
+def _with_factors(found: Parts, seen: Held) -> Gradients:
+    return tuple(Factors(g, seen[i]) if i in seen else g for i, g in enumerate(found))
 
 
 def _order(stride: tuple[int, ...]) -> list[int]:
@@ -306,7 +304,7 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation, *, factor: b
         # Weights lie in memory as their gradients come: a dense layer's are transposed, for example.
         cohort.strides = [torch.empty_like(g[0]).stride() for g in gradients if isinstance(g, Tensor)]
         if factor:
-            _factor(cohort, parts, *stacked, mask, key)
+            _factor(cohort, parts, federation)
         losses, scores = cohort.scores(flat, inputs, targets)
     except InputError:
         raise
@@ -322,41 +320,42 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation, *, factor: b
             raise InputError(f"the {what} is not one number per sample but {tuple(value.shape[1:])}")
 
 
-def _factor(cohort: Cohort, parts: Parts, *rows: Tensor) -> None:
-    """Leaves the gradients of large dense layers as factors, where these give the same gradient.
+def _factor(cohort: Cohort, parts: Parts, federation: Federation) -> None:
+    """Leaves the gradients of large dense layers as factors, where these give the gradients of a few samples.
 
     They do not where a layer is used twice, or on more than one input for each sample, or a weight by others.
     """
-    noise = torch.Generator(parts[0].device).manual_seed(0)  # at the start a gradient may be zero
-    parts = tuple(
-        p + 0.1 * torch.randn(p.shape, generator=noise, dtype=p.dtype, device=p.device) for p in parts
-    )
-    exact = [g for g in cohort.gradients(parts, *rows) if isinstance(g, Tensor)]  # all, as yet
-    modules = {id(m): m for m in (cohort.training, cohort.evaluating, cohort.probing)}.values()
+    draw = torch.Generator().manual_seed(0)
+    parts = tuple(p + 0.1 * torch.randn(p.shape, generator=draw, dtype=p.dtype) for p in parts)
+    at = torch.randint(len(federation.targets), (2, 8), generator=draw)
+    batch = federation.inputs[at], federation.targets[at], torch.ones_like(at, dtype=torch.bool)
+    keys = torch.zeros(2, dtype=torch.int64)
+
+    def found() -> tuple[Gradients, Gradients]:
+        return cohort.gradients(parts, *batch, keys), cohort.probes(parts, *batch)[0]
+
+    try:
+        exact = found()
+    except Exception:  # a model that can train may not be one that can be probed
+        return
     for i, (name, *other_names) in enumerate(cohort.all_names):
         layer, _, own = name.rpartition(".")
-        found = [m.get_submodule(layer) for m in modules]
-        large = own == "weight" and cohort.sizes[i] >= LARGE
-        if not (layer and large and not other_names and all(type(m) is nn.Linear for m in found)):
+        watched = [module.get_submodule(layer) for module in (cohort.training, cohort.evaluating)]
+        dense = layer and own == "weight" and type(watched[0]) is nn.Linear
+        if not dense or other_names or cohort.sizes[i] < LARGE:
             continue
-        for module, dense in zip(modules, found, strict=True):
-            assert isinstance(dense, nn.Linear)
-            module.set_submodule(layer, Dense.of(dense))
+        ends = [watch(module) for module in watched]
         cohort.factored[i] = layer
         try:
-            formed = torch.zeros_like(exact[i])
-            factors = cohort.gradients(parts, *rows)[i]
-            assert isinstance(factors, Factors)
-            factors.add_to(formed)
-            same = bool((formed - exact[i]).norm() <= 1e-4 * exact[i].norm())
-        except RuntimeError:
+            same = all(f[i].give(g[i]) for f, g in zip(found(), exact, strict=True))  # type: ignore
+        except Exception:  # whatever a user's module makes of such an input
             same = False
         if same:
             cohort.strides[i] = torch.empty(cohort.shapes[i]).stride()
         else:
             del cohort.factored[i]
-            for module, dense in zip(modules, found, strict=True):
-                module.set_submodule(layer, dense)
+            for end in ends:
+                end()
 
 
 def _check_labels(federation: Federation, classes: int) -> None:

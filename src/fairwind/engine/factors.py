@@ -5,9 +5,11 @@ Formed, it is as large as the weight, and is written only to be read once. Left 
 where it is wanted by the product itself.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 
 class Factors(NamedTuple):
@@ -19,32 +21,35 @@ class Factors(NamedTuple):
     def add_to(self, sums: Tensor) -> None:
         sums.baddbmm_(self.back.mT, self.seen)
 
+    def give(self, gradient: Tensor) -> bool:
+        """Whether their product is that gradient, and says something by it."""
+        formed, size = torch.zeros_like(gradient), gradient.norm()
+        self.add_to(formed)
+        error = (formed - gradient).norm()
+        return bool(size > 0 and error <= 1000 * torch.finfo(gradient.dtype).eps * size)
 
-class Dense(nn.Linear):
-    """A linear layer that, given a zero to add, by which to find what comes back, keeps what came in."""
 
-    zero: Tensor | None
+def watch(layer: Any) -> Callable[[], None]:
+    """Makes a layer keep what comes in, as `seen`, whenever there is a `zero` to add to what it gives.
 
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        self.register_buffer("zero", None, persistent=False)
-        self.seen: Tensor | None = None
+    By the zero one finds what comes back. Ends when the function that is returned is called.
+    """
+    layer.register_buffer("zero", None, persistent=False)
+    layer.seen = None
+    hook = layer.register_forward_hook(_see, prepend=True)  # before those that change what the layer gives
 
-    @classmethod
-    def of(cls, layer: nn.Linear) -> "Dense":
-        dense = cls(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        dense.weight, dense.bias = layer.weight, layer.bias
-        return dense.train(layer.training)
+    def end() -> None:
+        hook.remove()
+        del layer.zero, layer.seen
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x)
-        if self.zero is None:
-            return out
-        self.seen = x
-        return out + self.zero
+    return end
 
-    def taken(self) -> Tensor:
-        """What came in, which is then forgotten."""
-        seen, self.seen = self.seen, None
-        assert seen is not None
-        return seen
+
+def _see(layer: Any, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    if layer.zero is None:
+        return out
+    if layer.seen is not None:
+        raise RuntimeError("the layer is used twice")
+    (layer.seen,) = given
+    found: Tensor = out + layer.zero
+    return found

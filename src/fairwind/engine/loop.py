@@ -63,7 +63,7 @@ class Loop:
             value = self._losses(self.evaluating, measured).mean()
             loss = value.detach().double()
             if probe == "gradient":
-                grad_norm = _norm(torch.autograd.grad(value, weights))
+                grad_norm = _norm(torch.autograd.grad(value, weights, materialize_grads=True))
 
         weights = self._load(self.training, x)
         optimizer = torch.optim.SGD(
