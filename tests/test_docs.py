@@ -36,6 +36,33 @@ def test_the_tables_of_results_are_the_recorded_ones(file: Path) -> None:
         ]
 
 
+@pytest.mark.parametrize("machine", ["h200", "cpu"])
+def test_the_benchmarks_tables_are_the_recorded_ones(machine: str) -> None:
+    page, readme = (ROOT / "docs" / "benchmarks.md").read_text(), (ROOT / "README.md").read_text()
+    recorded = json.loads((ROOT / "benchmarks" / "results" / f"engine-{machine}.json").read_text())["results"]
+    for one, fifteen in zip(recorded[::2], recorded[1::2], strict=True):
+        setup = one["task"].partition(",")[0]
+        shown = [f"{r['ratio']:.{0 if r['ratio'] >= 10 else 1}f}×" for r in (one, fifteen)]
+        cells = rf"\*\*{shown[0]}\*\* \| [\d.]+ µs, \*\*{shown[1]}\*\* \| "
+        assert re.search(rf"^\| {setup}.*{cells}", page, re.M), (setup, shown)
+        assert re.search(rf"^\| {setup}.*\| {shown[1]} \|", readme, re.M), (setup, shown)
+
+
+@pytest.mark.parametrize("setup", ["femnist", "sent140"])
+def test_the_tables_of_precision_are_the_recorded_ones(setup: str) -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    file = ROOT / "benchmarks" / "results" / f"precision-{setup}-h200.json"
+    lines = {(e["algorithm"], e["metric"]): e for e in json.loads(file.read_text())["results"]}
+    rows = [re.sub(r"[\W_]", "", row).lower() for row in page.splitlines()]
+    for algorithm in {name for name, _ in lines}:
+        cells = []
+        for metric in ("avg", "worst30"):
+            e = lines[algorithm, metric]
+            cells += [e["mean"]["float32"], e["moved"]["tf32"], e["moved"]["bf16"], e["over_seeds"]]
+        shown = re.sub(r"\W", "", algorithm + "".join(f"{value:.2f}" for value in cells))
+        assert shown in rows, (algorithm, cells)
+
+
 def test_every_metric_and_algorithm_is_documented() -> None:
     metrics, algorithm_page = (ROOT / "docs" / f"{name}.md" for name in ("metrics", "algorithms"))
     assert all(f"| `{name}` |" in metrics.read_text() for name in METRICS)
