@@ -1,7 +1,7 @@
 """A model as a function of one flat vector, so that a cohort of clients is a matrix (rows, P)."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -325,29 +325,27 @@ def _factor(cohort: Cohort, parts: Parts, federation: Federation) -> None:
 
     They do not where a layer is used twice, or on more than one input for each sample, or a weight by others.
     """
+    candidates = dict(_large_dense(cohort))
+    if not candidates:
+        return
     draw = torch.Generator().manual_seed(0)
     parts = tuple(p + 0.1 * torch.randn(p.shape, generator=draw, dtype=p.dtype) for p in parts)
     at = torch.randint(len(federation.targets), (2, 8), generator=draw)
     batch = federation.inputs[at], federation.targets[at], torch.ones_like(at, dtype=torch.bool)
     keys = torch.zeros(2, dtype=torch.int64)
 
-    def found() -> tuple[Gradients, Gradients]:
+    def found() -> tuple[Any, Any]:
         return cohort.gradients(parts, *batch, keys), cohort.probes(parts, *batch)[0]
 
     try:
         exact = found()
     except Exception:  # a model that can train may not be one that can be probed
         return
-    for i, (name, *other_names) in enumerate(cohort.all_names):
-        layer, _, own = name.rpartition(".")
-        watched = [module.get_submodule(layer) for module in (cohort.training, cohort.evaluating)]
-        dense = layer and own == "weight" and type(watched[0]) is nn.Linear
-        if not dense or other_names or cohort.sizes[i] < LARGE:
-            continue
-        ends = [watch(module) for module in watched]
+    for i, layer in candidates.items():
+        ends = [watch(module.get_submodule(layer)) for module in (cohort.training, cohort.evaluating)]
         cohort.factored[i] = layer
         try:
-            same = all(f[i].give(g[i]) for f, g in zip(found(), exact, strict=True))  # type: ignore
+            same = all(factors[i].give(g[i]) for factors, g in zip(found(), exact, strict=True))
         except Exception:  # whatever a user's module makes of such an input
             same = False
         if same:
@@ -356,6 +354,15 @@ def _factor(cohort: Cohort, parts: Parts, federation: Federation) -> None:
             del cohort.factored[i]
             for end in ends:
                 end()
+
+
+def _large_dense(cohort: Cohort) -> Iterator[tuple[int, str]]:
+    """The numbers of large weights that belong to one linear layer, and that layer's name."""
+    for i, (name, *other_names) in enumerate(cohort.all_names):
+        layer, _, own = name.rpartition(".")
+        alone = layer and own == "weight" and not other_names
+        if alone and cohort.sizes[i] >= LARGE and type(cohort.training.get_submodule(layer)) is nn.Linear:
+            yield i, layer
 
 
 def _check_labels(federation: Federation, classes: int) -> None:
