@@ -7,14 +7,14 @@ from torch.nn.functional import linear
 
 from conftest import CLASSES, FEATURES, make_federation
 from fairwind import Federation, algorithms
-from fairwind.engine.cohort import LARGE
+from fairwind.engine.factors import LARGE
 from fairwind.engine.simulation import Simulation, _compiler_found
 from test_engine import SOLVERS, assert_together, simulation
 
 
 @pytest.fixture(autouse=True)
 def _small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.engine.cohort.LARGE", 1)
+    monkeypatch.setattr("fairwind.engine.factors.LARGE", 1)
 
 
 def on_cpu(federation: Federation, **options: object):
@@ -166,7 +166,7 @@ def test_only_what_is_used_once_for_each_sample_is_left_as_factors(
 
     left = made()
     assert list(left.cohort.factored.values()) == factored
-    monkeypatch.setattr("fairwind.engine.cohort.LARGE", 1 << 40)
+    monkeypatch.setattr("fairwind.engine.factors.LARGE", 1 << 40)
     formed = made()
     assert not formed.cohort.factored
     assert_together(left, formed, rounds=3)
@@ -209,5 +209,5 @@ def test_a_row_that_has_finished_stays_even_if_its_inputs_overflow() -> None:
 
 
 def test_small_weights_are_not_worth_it(ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.engine.cohort.LARGE", LARGE)
+    monkeypatch.setattr("fairwind.engine.factors.LARGE", LARGE)
     assert not on_cpu(ragged)[0].cohort.factored

@@ -1,7 +1,7 @@
 """A model as a function of one flat vector, so that a cohort of clients is a matrix (rows, P)."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,14 +10,13 @@ from torch.func import functional_call, grad, vmap
 
 from fairwind.counter import MASK, mix
 from fairwind.data.federation import Federation, kind
-from fairwind.engine.factors import Factors, watch
+from fairwind.engine.factors import Factors
 from fairwind.errors import InputError, first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,)
 Parts = tuple[Tensor, ...]  # a model's parameters, one by one; or those of many rows, (rows, *shape) each
 Held = dict[int, Tensor]  # for parts, by their numbers, whose gradients are left as factors
 Gradients = tuple[Tensor | Factors, ...]  # by the parts of many rows
-LARGE = 1 << 14  # numbers of a weight from which on it is worth to leave its gradient as factors
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -282,11 +281,8 @@ def _refuse_batch_norm(model: nn.Module) -> None:
             )
 
 
-def check(cohort: Cohort, model: nn.Module, federation: Federation, *, factor: bool = False) -> None:
-    """Refuses, before the first round, labels without an output and a model that cannot be stacked.
-
-    With `factor`, large weights' gradients are left as factors from then on, where they can be.
-    """
+def check(cohort: Cohort, model: nn.Module, federation: Federation) -> None:
+    """Refuses, before the first round, labels without an output and a model that cannot be stacked."""
     inputs, targets = federation.inputs[:1], federation.targets[:1]
     device = inputs.device
     flat = cohort.flatten(model).to(device).expand(2, -1)
@@ -303,8 +299,6 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation, *, factor: b
         gradients = cohort.gradients(parts, *stacked, mask, key)
         # Weights lie in memory as their gradients come: a dense layer's are transposed, for example.
         cohort.strides = [torch.empty_like(g[0]).stride() for g in gradients if isinstance(g, Tensor)]
-        if factor:
-            _factor(cohort, parts, federation)
         losses, scores = cohort.scores(flat, inputs, targets)
     except InputError:
         raise
@@ -318,51 +312,6 @@ def check(cohort: Cohort, model: nn.Module, federation: Federation, *, factor: b
     for what, value in (("loss", losses), ("score", scores)):
         if value.shape != (2, 1):
             raise InputError(f"the {what} is not one number per sample but {tuple(value.shape[1:])}")
-
-
-def _factor(cohort: Cohort, parts: Parts, federation: Federation) -> None:
-    """Leaves the gradients of large dense layers as factors, where these give the gradients of a few samples.
-
-    They do not where a layer is used twice, or on more than one input for each sample, or a weight by others.
-    """
-    candidates = dict(_large_dense(cohort))
-    if not candidates:
-        return
-    draw = torch.Generator().manual_seed(0)
-    parts = tuple(p + 0.1 * torch.randn(p.shape, generator=draw, dtype=p.dtype) for p in parts)
-    at = torch.randint(len(federation.targets), (2, 8), generator=draw)
-    batch = federation.inputs[at], federation.targets[at], torch.ones_like(at, dtype=torch.bool)
-    keys = torch.zeros(2, dtype=torch.int64)
-
-    def found() -> tuple[Any, Any]:
-        return cohort.gradients(parts, *batch, keys), cohort.probes(parts, *batch)[0]
-
-    try:
-        exact = found()
-    except Exception:  # a model that can train may not be one that can be probed
-        return
-    for i, layer in candidates.items():
-        ends = [watch(module.get_submodule(layer)) for module in (cohort.training, cohort.evaluating)]
-        cohort.factored[i] = layer
-        try:
-            same = all(factors[i].give(g[i]) for factors, g in zip(found(), exact, strict=True))
-        except Exception:  # whatever a user's module makes of such an input
-            same = False
-        if same:
-            cohort.strides[i] = torch.empty(cohort.shapes[i]).stride()
-        else:
-            del cohort.factored[i]
-            for end in ends:
-                end()
-
-
-def _large_dense(cohort: Cohort) -> Iterator[tuple[int, str]]:
-    """The numbers of large weights that belong to one linear layer, and that layer's name."""
-    for i, (name, *other_names) in enumerate(cohort.all_names):
-        layer, _, own = name.rpartition(".")
-        alone = layer and own == "weight" and not other_names
-        if alone and cohort.sizes[i] >= LARGE and type(cohort.training.get_submodule(layer)) is nn.Linear:
-            yield i, layer
 
 
 def _check_labels(federation: Federation, classes: int) -> None:

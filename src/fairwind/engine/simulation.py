@@ -19,6 +19,7 @@ from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.cohort import Cohort, Loss, accuracy, check, cross_entropy
 from fairwind.engine.evaluate import client_means, split
 from fairwind.engine.executor import Executor, Run
+from fairwind.engine.factors import factor
 from fairwind.engine.loop import Loop
 from fairwind.engine.precision import Precision, compute_type, products
 from fairwind.engine.ranks import find, join
@@ -148,9 +149,10 @@ class Simulation:
         compute = compute_type(self.settings.precision)
         self.cohort = Cohort(first, loss, score, compute=compute).to(self.settings.device)
         self.federation = _cast(federation, self.cohort.dtype).to(self.settings.device)
+        check(self.cohort, first, self.federation)
         s = self.settings
-        factor = s.engine == "stacked" and s.device == "cpu" and s.solver.plain and compute is None
-        check(self.cohort, first, self.federation, factor=factor)
+        if s.engine == "stacked" and s.device == "cpu" and s.solver.plain and compute is None:
+            factor(self.cohort, first, self.federation)
         if not federation.test.any():
             raise InputError("no client has test samples; give clients more samples or a smaller train share")
 
