@@ -24,15 +24,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--algorithms", nargs="+", default=list(algorithms.PAPER))
+    parser.add_argument("--epochs", type=int, nargs="+", help="local epochs; two numbers are drawn between")
     parser.add_argument("--eval-every", type=int, default=10)
     parser.add_argument("--compile", default="auto")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop, and save, after so long")
     parser.add_argument("--precision", default="auto")
     o = parser.parse_args()
     began, where, setup = time.monotonic(), Where(cache=o.cache), setups.find(o.setup)
+    solver = setup.solver
+    if o.epochs:
+        solver = replace(solver, epochs=o.epochs[0] if len(o.epochs) == 1 else tuple(o.epochs))
     settings = Settings(
         rounds=o.rounds or setup.rounds,
-        solver=setup.solver,
+        solver=solver,
         eval_every=o.eval_every,
         compile=o.compile,
         precision=o.precision,

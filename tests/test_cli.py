@@ -281,12 +281,14 @@ def test_options_reach_the_recipe(tmp_path: Path) -> None:
     done = fairwind("compare", SMALL, *options.split(), *names.split(), "--out", out, *QUICK)
     assert done.returncode == 0, done.stderr
     recipe = json.loads((out / "recipe.json").read_text())
-    assert recipe["algorithms"] == ["adafedadam:alpha=3.0", "fedadam:corrected=false"]
+    specs = ["adafedadam:alpha=3", "fedadam:corrected=false"]
+    assert recipe["algorithms"] == specs
     solver = recipe["settings"]["solver"]
     assert (solver["momentum"], solver["nesterov"], solver["lr"]) == (0.9, True, 0.1)
     assert (solver["epochs"], recipe["settings"]["participation"]) == ([1, 3], 0.5)
     results = json.loads((out / "results.json").read_text())
-    assert [r["algorithm"] for r in results["runs"]] == ["adafedadam", "fedadam"]
+    history = [json.loads(line)["algorithm"] for line in (out / "history.jsonl").read_text().splitlines()]
+    assert [r["algorithm"] for r in results["runs"]] == specs == history[:2]  # with parameters, alone or not
 
 
 def test_nobody_reading_the_messages_costs_no_results(tmp_path: Path) -> None:

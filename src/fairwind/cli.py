@@ -160,7 +160,7 @@ class Compare:
         name, colon, rest = spec.partition(":")
         if self.alpha is None or name != "adafedadam" or "alpha=" in rest:
             return spec
-        return f"{name}:alpha={self.alpha}" + ("," + rest if colon else "")
+        return f"{name}:alpha={self.alpha:g}" + ("," + rest if colon else "")
 
 
 @dataclass(frozen=True)

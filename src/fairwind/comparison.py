@@ -54,16 +54,9 @@ class Recipe:
         """The simulation at round 0."""
         self.check()
         setup = setups.find(self.setup)
-        built = [algorithms.build(spec) for spec in self.algorithms]
-        named = list(zip(self.labels, built, strict=True))
-        runs = [Run(label, algorithm, seed) for label, algorithm in named for seed in self.seeds]
+        built = {spec: algorithms.build(spec) for spec in self.algorithms}
+        runs = [Run(spec, algorithm, seed) for spec, algorithm in built.items() for seed in self.seeds]
         return Simulation(lambda: setup.model(federation), federation, runs, self.settings)
-
-    @property
-    def labels(self) -> list[str]:
-        """Algorithms' names in results: the bare name, or the whole spec where a name comes twice."""
-        names = [spec.partition(":")[0] for spec in self.algorithms]
-        return [s if names.count(n) > 1 else n for s, n in zip(self.algorithms, names, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -220,7 +213,7 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
         counts = {"left_out": simulation.left_out, "stalled_rounds": simulation.stalled}
         rows.append(row | {name: int(count[r]) for name, count in counts.items()})
     summary = []
-    for label in recipe.labels:
+    for label in recipe.algorithms:
         finals = [row["final"] for row in rows if row["algorithm"] == label]
         summary.append({"algorithm": label} | {m: over_seeds([f[m] for f in finals]) for m in METRICS})
     seconds = max(simulation.seconds, 1e-9)
@@ -261,7 +254,12 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree this runs from, with + where it was changed; None if installed."""
+    """The commit of the source tree this runs from, with + where it was changed; None if installed.
+
+    A copy without its history is told by FAIRWIND_COMMIT what it is a copy of.
+    """
+    if given := os.environ.get("FAIRWIND_COMMIT"):
+        return given
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
