@@ -1,7 +1,7 @@
 """The two synthetic federations of the literature, built in memory."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from fairwind.errors import InputError, in_range
 Floats = NDArray[np.float64]
 Draws = np.random.RandomState | np.random.Generator
 Sizes = Literal["leaf", "li"]
+Labels = Literal["described", "script"]
 
 SIZES: dict[str, Callable[[Draws, int], NDArray[np.int64]]] = {
     "leaf": lambda draw, k: np.minimum(draw.lognormal(3, 2, k).astype(np.int64) + 5, 1000),
@@ -25,12 +26,17 @@ def synthetic(
     classes: int = 10,
     features: int = 60,
     sizes: Sizes = "leaf",
+    labels: Labels = "described",
     seed: int = 931231,
 ) -> Federation:
     """LEAF's Synthetic with one cluster: one labelling rule up to a factor, inputs that differ by client.
 
     Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018. Seed and order of draws are LEAF's own.
+    With labels=described a label is the class of the highest score; with labels=script scores pass through
+    LEAF's published softmax first, which runs over a client's samples instead of the classes.
     """
+    if labels not in get_args(Labels):
+        raise InputError(f"labels={labels!r} is not one of {', '.join(get_args(Labels))}")
     _check(clients, classes, features, seed)
     counts = _sizes(sizes, np.random.RandomState(seed), clients)
     draw = np.random.RandomState(seed)  # LEAF seeds again after the sizes
@@ -42,8 +48,11 @@ def synthetic(
         x = _inputs(draw, draw.normal(), n, features)
         W = Q * draw.normal(mean, 0.1)
         scores = np.c_[np.ones(n), x] @ W + draw.normal(0, 0.1, (n, classes))
+        if labels == "script":
+            scores = scores - np.logaddexp.reduce(scores, axis=0)  # the softmax's logarithm: the same order
         data.append((x.astype(np.float32), scores.argmax(1)))
-    name = f"LEAF Synthetic, {sizes} sizes, {classes} classes"
+    by = ", labels of LEAF's script" if labels == "script" else ""
+    name = f"LEAF Synthetic, {sizes} sizes, {classes} classes{by}"
     return Federation.from_clients(data, name=name, classes=classes)
 
 
