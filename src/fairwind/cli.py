@@ -1,4 +1,4 @@
-"""The command line: compare, resume, report, data, list."""
+"""The command line: compare, resume, report, paper, sweep, data, list."""
 
 import io
 import json
@@ -21,15 +21,21 @@ from rich.table import Table
 from safetensors import SafetensorError
 
 from fairwind import __version__, algorithms, setups
-from fairwind.comparison import Recipe, RunDirectory
+from fairwind.comparison import Recipe, RunDirectory, environment, settings_of
+from fairwind.data import store
 from fairwind.data.federation import Federation
+from fairwind.data.source import Source
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find
-from fairwind.engine.simulation import Engine, Settings, Simulation, Switch
+from fairwind.engine.simulation import Engine, Simulation, Switch
 from fairwind.errors import InputError, first_line, unknown
-from fairwind.files import RESULTS
+from fairwind.files import RESULTS, write_json
+from fairwind.paper import theory
+from fairwind.paper.studies import STUDIES, THEORY, Scale, scaled
 from fairwind.setups import Where
-from fairwind.spec import parameters
+from fairwind.spec import Parameters, parameters
+from fairwind.study import Finished, Panel, Study, choose, missing, narrowed, read_runs, read_study
+from fairwind.study import run as train_job
 
 out = Console(highlight=False)
 
@@ -44,12 +50,20 @@ class Messages(Console):
 err = Messages(stderr=True, highlight=False, markup=False, emoji=False)
 
 PATIENCE = 10  # seconds
-
-SOLVERS = {
-    "sgd": {"momentum": 0.0, "nesterov": False},
-    "momentum": {"momentum": 0.9, "nesterov": False},
-    "nesterov": {"momentum": 0.9, "nesterov": True},
-}
+SETTINGS = (  # options of a comparison
+    *(
+        "rounds",
+        "solver",
+        "momentum",
+        "lr",
+        "batch_size",
+        "weight_decay",
+        "epochs",
+        "participation",
+        "probe_samples",
+    ),
+    *("eval_every", "engine", "device", "compile", "precision", "memory"),
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +95,9 @@ class Compare:
     alpha: float | None = None
     """AdaFedAdam's fairness: 0 weighs clients by size alone, larger is fairer (its default is 1)."""
     solver: Literal["sgd", "momentum", "nesterov"] | None = None
-    """How clients train; momentum is 0.9 (the setup's own if not given)."""
+    """How clients train (the setup's own if not given)."""
+    momentum: float | None = None
+    """Momentum of --solver momentum or nesterov (0.9 if not given)."""
     lr: float | None = None
     """Local learning rate (the setup's own if not given)."""
     batch_size: int | None = None
@@ -135,22 +151,8 @@ class Compare:
     def recipe(self) -> Recipe:
         """What the options amount to."""
         spec = setups.with_clients(self.setup, self.clients)
-        setup = setups.find(spec)
-        given: dict[str, Any] = {"lr": self.lr, "batch_size": self.batch_size, "epochs": self.epochs}
-        given |= {"weight_decay": self.weight_decay, **(SOLVERS[self.solver] if self.solver else {})}
-        solver = replace(setup.solver, **{k: v for k, v in given.items() if v is not None})
-        settings = Settings(
-            rounds=setup.rounds if self.rounds is None else self.rounds,
-            solver=solver,
-            participation=self.participation,
-            probe_samples=self.probe_samples,
-            eval_every=self.eval_every,
-            engine=self.engine,
-            device=self.device,
-            compile=self.compile,
-            precision=self.precision,
-            memory=self.memory,
-        )
+        given = {name: getattr(self, name) for name in SETTINGS}
+        settings = settings_of(spec, **{name: value for name, value in given.items() if value is not None})
         specs = tuple(self._with_alpha(algorithm) for algorithm in self.algorithms)
         if self.alpha is not None and specs == self.algorithms:
             raise InputError("--alpha is AdaFedAdam's, and no adafedadam without its own alpha is compared")
@@ -210,6 +212,152 @@ class Report:
         _show(self.directory)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the runs of a study are trained, and where they go."""
+
+    data_dir: Path | None = None
+    """Folder with the setups' files, each in a folder of its name (femnist, cifar10, sent140, glove)."""
+    cache: Path | None = None
+    """Folder of prepared data (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto takes a GPU where there is one."""
+    compile: Switch = "auto"
+    """Compile the local step; auto does where a compiler is found and the runs are long enough."""
+    precision: Precision = "auto"
+    """How local steps are computed, unless a panel says so itself: float32, tf32, bf16 or auto."""
+    setups: tuple[str, ...] = ()
+    """Train only these setups, such as synthetic or cifar10:beta=0.1 (all if not given)."""
+    seeds: tuple[int, ...] = ()
+    """Train only these seeds (all if not given)."""
+    runs: tuple[Path, ...] = ()
+    """Further folders of finished comparisons; what they hold is not trained again."""
+    report_only: bool = False
+    """Train nothing: write the pages from the runs at hand."""
+    checkpoint_every: float = 30
+    """Seconds between checkpoints: what a kill may cost."""
+
+    def where(self, setup: str) -> Where:
+        """Where the files of a setup are."""
+        name = setup.partition(":")[0]
+        if self.data_dir is None or not isinstance(setups.find(setup).data, Source):
+            return Where(cache=self.cache)
+        own, glove = self.data_dir / name, self.data_dir / "glove"
+        reads_glove = name == "sent140" and glove.is_dir()
+        return Where(own if own.is_dir() else self.data_dir, glove if reads_glove else None, self.cache)
+
+    def do(self, chosen: list[Study], out_dir: Path, again: str) -> None:
+        """Trains what is missing of the studies, and writes their pages."""
+        for study in chosen:
+            for panel in study.panels:
+                panel.check()
+        finished, refused = read_runs(out_dir, *self.runs)
+        for line in refused:
+            _say(line)
+        options = {"device": self.device, "compile": self.compile, "precision": self.precision}
+        panels = narrowed([p for study in chosen for p in study.panels], self.setups, self.seeds)
+        jobs = [] if self.report_only else missing(panels, finished, self.where, **options)
+        failed = []
+        for number, job in enumerate(jobs, 1):
+            recipe = job.recipe
+            _say(f"{number} of {len(jobs)}: {', '.join(recipe.algorithms)} on {recipe.setup}")
+            try:
+                train_job(job, out_dir, lambda d, s: _advance(d, s, self.checkpoint_every, again), _say)
+            except InputError as error:
+                failed.append(f"{recipe.setup}: {error}")
+                _say(f"left out: {failed[-1]}")
+        finished, _ = read_runs(out_dir, *self.runs)
+        for study in chosen:
+            self.show(study, finished, out_dir)
+        if failed:
+            raise InputError(f"{len(failed)} of {len(jobs)} could not be trained; the first, {failed[0]}")
+
+    def show(self, study: Study, finished: list[Finished], out_dir: Path) -> None:
+        from fairwind.report import write_study  # charts need a second to load
+
+        def find_data(panel: Panel) -> Federation | None:
+            digest = next((r.digest for runs in choose(panel, finished).values() for r in runs), None)
+            entry = store.find(digest, self.cache) if digest else None
+            return entry.load() if entry else None
+
+        write_study(study, finished, out_dir / study.name, find_data)
+        out.print(f"{study.title}: {out_dir / study.name / 'index.html'}", soft_wrap=True, markup=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper(Training):
+    """Reproduce the paper: its tables, figures and theory, beside the published numbers.
+
+    Runs that are finished are not run again, and what was stopped goes on: give the same command. Runs of
+    other machines join by themselves when their folders lie in --out, or are named by --runs.
+    """
+
+    studies: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")] = ()
+    """Studies, or all; --list shows them."""
+    list: bool = False
+    """Show the studies, and how many of their runs are there."""
+    scale: Scale = "full"
+    """full is the paper's; reduced takes fewer rounds; smoke only shows that everything runs."""
+    out: Path = Path("runs") / "paper"
+    """Directory for the runs, pages, figures and LaTeX tables."""
+
+    def run(self) -> None:
+        known = {name: scaled(study, self.scale) for name, study in STUDIES.items()}
+        if self.list or not self.studies:
+            return self._list(known)
+        names = [*known, THEORY] if self.studies == ("all",) else list(self.studies)
+        for name in names:
+            if name not in (*known, THEORY):
+                raise unknown("study", name, [*known, THEORY, "all"])
+        if THEORY in names:
+            self._theory()
+        studies = [known[name] for name in names if name != THEORY]
+        if studies:
+            words = " ".join(["fairwind paper", *self.studies, f"--scale {self.scale} --out {self.out}"])
+            self.do(studies, self.out, words)
+        return None
+
+    def _theory(self) -> None:
+        from fairwind.report import write_theory
+
+        _say("checking the theory")
+        checks = theory.study(self.scale)
+        found = {"scale": self.scale, "environment": environment("cpu"), "checks": checks}
+        (self.out / THEORY).mkdir(parents=True, exist_ok=True)
+        write_json(self.out / THEORY / "theory.json", found)
+        write_theory(self.out / THEORY, found)
+        out.print(f"Theory: {self.out / THEORY / 'index.html'}", soft_wrap=True, markup=False)
+
+    def _list(self, known: dict[str, Study]) -> None:
+        finished, _ = read_runs(self.out, *self.runs)
+        table = Table(show_header=True, box=None, padding=(0, 2, 1, 0))
+        for name in ("study", "runs there", "what it asks"):
+            table.add_column(name)
+        for name, study in known.items():
+            wanted = sum(len(panel.algorithms) * len(panel.seeds) for panel in study.panels)
+            there = sum(len(runs) for p in study.panels for runs in choose(p, finished).values())
+            table.add_row(f"[bold]{name}[/]", f"{there} of {wanted}", study.question)
+        table.add_row(
+            f"[bold]{THEORY}[/]", "", "Do the theorems hold on convex problems with known constants?"
+        )
+        out.print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Training):
+    """Run a study of your own: a grid of setups, algorithms, settings and seeds from a TOML file."""
+
+    file: tyro.conf.Positional[Path]
+    """The study, as in docs/studies.md."""
+    out: Path | None = None
+    """Directory for the runs and the page (runs/NAME, from the file's name, if not given)."""
+
+    def run(self) -> None:
+        study = read_study(self.file)
+        path = self.out or Path("runs") / study.name
+        self.do([study], path, f"fairwind sweep {self.file} --out {path}")
+
+
 @dataclass(frozen=True)
 class Data:
     """Prepare a setup's data: download or read it, check it, deal it to clients, and keep that in a cache.
@@ -250,10 +398,10 @@ class List:
         for name, s in setups.SETUPS.items():
             local = f"batch size {s.solver.batch_size}, epochs {s.solver.epochs}, lr {s.solver.lr}"
             text = f"{(s.builder.__doc__ or '').rstrip()} {s.rounds} rounds; local SGD, {local}."
-            described[name] = (s.builder, text)
+            described[name] = (s.parameters, text)
         out.print(_listing("setups", described))
         builders = algorithms.REGISTRY.items()
-        documents = {name: (b, _document(b)) for name, b in builders}
+        documents = {name: (parameters(b), _document(b)) for name, b in builders}
         out.print(_listing("algorithms", documents))
 
 
@@ -263,11 +411,11 @@ def _document(builder: Any) -> str:
     return f"{(builder.__doc__ or '').partition(chr(10))[0]}\n\n{citation}"
 
 
-def _listing(title: str, entries: dict[str, tuple[Any, str]]) -> Table:
+def _listing(title: str, entries: dict[str, tuple[Parameters, str]]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 1, 0))
-    for name, (builder, text) in entries.items():
+    for name, (known, text) in entries.items():
         first, _, rest = text.partition("\n\n")
-        given = ", ".join(f"{key}={_value(default)}" for key, (_, default) in parameters(builder).items())
+        given = ", ".join(f"{key}={_value(default)}" for key, (_, default) in known.items())
         source = " ".join(rest.split())
         table.add_row(f"[bold]{name}[/]", f"{first}\n[cyan]{given or 'no parameters'}[/]\n[dim]{source}[/]")
     return table
@@ -292,7 +440,15 @@ def _load(spec: str, where: Where) -> Federation:
 
 
 def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: float) -> None:
-    """The rounds that are left, with a progress bar; then the results. Ctrl-C saves first."""
+    """The rounds that are left, then the results."""
+    _advance(directory, simulation, checkpoint_every, f"fairwind resume {directory.path}")
+    directory.write_models(simulation)
+    directory.write_results(simulation)
+    _show(directory.path)
+
+
+def _advance(directory: RunDirectory, simulation: Simulation, checkpoint_every: float, again: str) -> None:
+    """The rounds that are left, with a progress bar. Ctrl-C saves first, and says how to go on."""
     stop = Interrupt()
     written = len(simulation.history)
     bar = Progress(
@@ -340,10 +496,8 @@ def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: fl
         except KeyboardInterrupt:
             bar.stop()
             where = f"stopped after round {simulation.round}" if stop.saved else "stopped"
-            err.print(f"{where}; go on with: fairwind resume {directory.path}", soft_wrap=True)
+            err.print(f"{where}; go on with: {again}", soft_wrap=True)
             raise
-    directory.write_results(simulation)
-    _show(directory.path)
 
 
 def _help(simulation: Simulation) -> None:
@@ -400,16 +554,18 @@ def _refuse(command: Any, word: str) -> InputError:
     """What to say of a word that the command does not know."""
     if not word.startswith("-"):
         return InputError(f"unexpected argument {word!r}: see --help for what goes where")
-    positional = ("setup", "directory")
+    positional = ("setup", "directory", "studies", "file")
     names = [f.name.replace("_", "-") for f in fields(command) if f.name not in positional]
     return unknown("option", word, ["--" + name for name in names] + ["--help"])
 
 
-COMMANDS = ("compare", "resume", "report", "data", "list")
+COMMANDS = ("compare", "resume", "report", "paper", "sweep", "data", "list")
 Command = (
     Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Paper, tyro.conf.subcommand("paper")]
+    | Annotated[Sweep, tyro.conf.subcommand("sweep")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[List, tyro.conf.subcommand("list")]
 )
@@ -425,7 +581,7 @@ def _parse() -> tuple[Any, list[str]]:
                 prog="fairwind",
                 description="Fast, fair federated learning.",
                 return_unknown_args=True,
-                config=(tyro.conf.FlagConversionOff,),
+                config=(tyro.conf.FlagCreatePairsOff,),
             )
     except SystemExit as stop:
         if stop.code != 2:

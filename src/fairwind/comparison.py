@@ -24,10 +24,16 @@ from fairwind.engine.executor import Run
 from fairwind.engine.ranks import find
 from fairwind.engine.simulation import Settings, Simulation
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError
+from fairwind.errors import InputError, unknown
 from fairwind.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS, lock, write_atomic, write_json
 from fairwind.metrics import METRICS, over_seeds
 from fairwind.setups import Where
+
+SOLVERS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.0, "nesterov": False},
+    "momentum": {"momentum": 0.9, "nesterov": False},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +59,31 @@ class Recipe:
     def build(self, federation: Federation) -> Simulation:
         """The simulation at round 0."""
         self.check()
-        setup = setups.find(self.setup)
         built = {spec: algorithms.build(spec) for spec in self.algorithms}
         runs = [Run(spec, algorithm, seed) for spec, algorithm in built.items() for seed in self.seeds]
-        return Simulation(lambda: setup.model(federation), federation, runs, self.settings)
+        return Simulation(lambda: setups.build_model(self.setup, federation), federation, runs, self.settings)
+
+    def command(self) -> str:
+        """The command that trains it again, with what differs from the setup's own settings."""
+        own = dataclasses.asdict(settings_of(self.setup))
+        given = dataclasses.asdict(self.settings)
+        local, own_local = given.pop("solver"), own.pop("solver")
+        machine = ("device", "compile", "memory", "engine")  # whatever the next machine has
+        changed = {k: v for k, v in given.items() if v != own[k] and k not in machine}
+        changed |= {k: v for k, v in local.items() if v != own_local[k]}
+        if {"momentum", "nesterov"} & set(changed):
+            kind = (
+                "nesterov" if changed.pop("nesterov", False) else "momentum" if local["momentum"] else "sgd"
+            )
+            changed["solver"] = kind
+            if local["momentum"] == SOLVERS[kind]["momentum"]:
+                del changed["momentum"]
+        words = ["fairwind compare", self.setup, "--algorithms", *self.algorithms]
+        words += ["--seeds", *map(str, self.seeds)]
+        for name, value in changed.items():
+            values = value if isinstance(value, list | tuple) else (value,)
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+        return " ".join(words)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -76,6 +103,27 @@ class Recipe:
         """Names this recipe; a checkpoint that carries another name is not taken for its own."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def settings_of(setup: str, **changes: Any) -> Settings:
+    """A setup's own settings with some of them changed: fields of Settings, and of the solver by their names.
+
+    `solver` is a name in SOLVERS.
+    """
+    known = setups.find(setup)
+    solver_fields = [field.name for field in dataclasses.fields(Solver)]
+    names = [field.name for field in dataclasses.fields(Settings)] + solver_fields
+    for name in changes:
+        if name not in names:
+            raise unknown("setting", name, names)
+    named = changes.pop("solver", None)
+    if named is not None and named not in SOLVERS:
+        raise unknown("solver", str(named), SOLVERS)
+    local = {name: changes.pop(name) for name in solver_fields if name in changes}
+    if isinstance(local.get("epochs"), list):
+        local["epochs"] = tuple(local["epochs"])
+    solver = dataclasses.replace(known.solver, **{**(SOLVERS[named] if named else {}), **local})
+    return Settings(**{"rounds": known.rounds, **changes, "solver": solver})
 
 
 class RunDirectory:
@@ -182,8 +230,7 @@ class RunDirectory:
             write_atomic(self.path / HISTORY, lines.encode())
 
     def write_results(self, simulation: Simulation) -> dict[str, Any]:
-        """The final numbers, the per-client vectors and the trained models."""
-        runs = simulation.runs
+        """The final numbers, and the per-client vectors."""
         clients = {
             "accuracy": simulation.accuracy.float(),
             "loss": simulation.loss.float(),
@@ -192,15 +239,18 @@ class RunDirectory:
         }
         names = {"names": json.dumps(simulation.federation.names)}
         write_atomic(self.path / CLIENTS, save(clients, metadata=names))
-        models = {
-            f"{run.label}/{run.seed}/{name}": value.cpu().contiguous()
-            for run, x in zip(runs, simulation.x, strict=True)
-            for name, value in simulation.cohort.state_dict(x).items()
-        }
-        write_atomic(self.path / MODELS, save(models))
         results = summarise(simulation, self.recipe)
         write_json(self.path / RESULTS, results)
         return results
+
+    def write_models(self, simulation: Simulation) -> None:
+        """The trained models."""
+        models = {
+            f"{run.label}/{run.seed}/{name}": value.cpu().contiguous()
+            for run, x in zip(simulation.runs, simulation.x, strict=True)
+            for name, value in simulation.cohort.state_dict(x).items()
+        }
+        write_atomic(self.path / MODELS, save(models))
 
 
 def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
@@ -212,19 +262,16 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
         row = {"algorithm": run.label, "seed": run.seed, "rounds": simulation.round, "final": final}
         counts = {"left_out": simulation.left_out, "stalled_rounds": simulation.stalled}
         rows.append(row | {name: int(count[r]) for name, count in counts.items()})
-    summary = []
-    for label in recipe.algorithms:
-        finals = [row["final"] for row in rows if row["algorithm"] == label]
-        summary.append({"algorithm": label} | {m: over_seeds([f[m] for f in finals]) for m in METRICS})
     seconds = max(simulation.seconds, 1e-9)
     return {
         "setup": recipe.setup,
+        "command": recipe.command(),
         "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
         | dataclasses.asdict(simulation.settings),
         "environment": environment(simulation.settings.device),
         "federation": simulation.federation.describe(),
         "runs": rows,
-        "summary": summary,
+        "summary": summary_of(rows),
         "timing": {
             "seconds": simulation.seconds,
             "rounds_per_second": simulation.round / seconds,
@@ -232,6 +279,15 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
             "client_steps_per_second": simulation.client_steps / seconds,
         },
     }
+
+
+def summary_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each metric over the seeds of each algorithm, from the rows of runs."""
+    summary = []
+    for label in dict.fromkeys(row["algorithm"] for row in rows):
+        finals = [row["final"] for row in rows if row["algorithm"] == label]
+        summary.append({"algorithm": label} | {m: over_seeds([f.get(m) for f in finals]) for m in METRICS})
+    return summary
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,6 +53,47 @@ def fairness(accuracy: ArrayLike, loss: ArrayLike, size: ArrayLike) -> dict[str,
         "loss_avg": float(f.mean()),
         "loss_worst30": 0.0 - _tail(-f),
     }
+
+
+class Interval(NamedTuple):
+    """A difference, and the 95 % confidence interval around it."""
+
+    difference: float
+    low: float
+    high: float
+
+
+def paired_differences(a: ArrayLike, b: ArrayLike, *, draws: int = 2000) -> dict[str, Interval]:
+    """How far average, STD and worst 30 % of accuracies `a` (seeds, K) lie above those of `b`.
+
+    The interval is a bootstrap over seeds and clients: both models are scored on the same redrawn ones, so
+    what makes a client hard for both cancels. Clients without an accuracy are left out.
+    """
+    x, y = (np.asarray(v, dtype=np.float64) for v in (a, b))
+    tested = np.isfinite(x).all(axis=0) & np.isfinite(y).all(axis=0)
+    x, y = x[:, tested], y[:, tested]
+    seeds, clients = x.shape
+    draw = np.random.default_rng(0)
+    found: dict[str, list[Floats]] = {"avg": [], "std": [], "worst30": []}
+    for _ in range(draws):
+        s, k = draw.integers(seeds, size=seeds), draw.integers(clients, size=clients)
+        for values, (one, other) in zip(
+            found.values(), zip(_spread(x[s][:, k]), _spread(y[s][:, k]), strict=True), strict=True
+        ):
+            values.append(one - other)
+    centre = [float(one - other) for one, other in zip(_spread(x), _spread(y), strict=True)]
+    ends = [np.percentile(values, (2.5, 97.5)) for values in found.values()]
+    return {
+        name: Interval(c, float(low), float(high))
+        for name, c, (low, high) in zip(found, centre, ends, strict=True)
+    }
+
+
+def _spread(a: Floats) -> tuple[Floats, Floats, Floats]:
+    """Average, STD and worst 30 % over the clients, the last axis, each as a mean over seeds."""
+    k = math.ceil(0.3 * a.shape[1] - 1e-9)
+    worst = np.partition(a, k - 1, axis=1)[:, :k] if k < a.shape[1] else a
+    return a.mean(), a.std(axis=1).mean(), worst.mean()
 
 
 def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:

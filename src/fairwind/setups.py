@@ -14,21 +14,27 @@ from fairwind.engine.ranks import join
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, unknown
 from fairwind.models import linear, lstm, mlp, vgg11
-from fairwind.spec import arguments, parameters
+from fairwind.models.vgg import Init
+from fairwind.spec import Parameters, arguments, parameters, with_parameters
 
 
 class Setup(NamedTuple):
-    """Where a setup has no source its data is generated; the keyword parameters of either are its spec's."""
+    """Where a setup has no source its data is generated. A spec's parameters are those of data and model."""
 
     data: Callable[..., Federation] | Source
-    model: Callable[[Federation], nn.Module]
+    model: Callable[..., nn.Module]  # of the federation
     solver: Solver
     rounds: int
 
     @property
     def builder(self) -> Callable[..., Any]:
-        """The function that makes the data, whose keyword parameters and citation are the setup's."""
+        """The function that makes the data, whose citation is the setup's."""
         return self.data.federate if isinstance(self.data, Source) else self.data
+
+    @property
+    def parameters(self) -> Parameters:
+        """Those of the data, then those of the model."""
+        return parameters(self.builder) | parameters(self.model)
 
 
 class Where(NamedTuple):
@@ -48,11 +54,19 @@ def _lstm(federation: Federation) -> nn.Module:
     return lstm(len(federation.words), federation.embedding)
 
 
+def _mlp(federation: Federation) -> nn.Module:
+    return mlp(784, 128, 62)
+
+
+def _vgg11(federation: Federation, *, init: Init = "pytorch") -> nn.Module:
+    return vgg11(init=init)
+
+
 BATCH_10 = Solver(lr=0.01, batch_size=10, epochs=1)
 
 SETUPS = {
-    "femnist": Setup(femnist.SOURCE, lambda _: mlp(784, 128, 62), BATCH_10, rounds=500),
-    "cifar10": Setup(cifar10.SOURCE, lambda _: vgg11(), Solver(lr=0.01, batch_size=32, epochs=2), rounds=200),
+    "femnist": Setup(femnist.SOURCE, _mlp, BATCH_10, rounds=500),
+    "cifar10": Setup(cifar10.SOURCE, _vgg11, Solver(lr=0.01, batch_size=32, epochs=2), rounds=200),
     "sent140": Setup(sent140.SOURCE, _lstm, BATCH_10, rounds=1000),
     "synthetic": Setup(synthetic, _linear, BATCH_10, rounds=1000),
     "synthetic-li": Setup(synthetic_li, _linear, BATCH_10, rounds=1000),
@@ -70,7 +84,7 @@ def find(spec: str) -> Setup:
 def entry(spec: str, where: Where, say: store.Say) -> store.Entry:
     """The prepared data of a spec; generated data is stored too."""
     setup, name = find(spec), spec.partition(":")[0]
-    given = _arguments(spec)
+    given = _data_arguments(spec)
     if isinstance(setup.data, Source):
         return store.prepare(
             name, setup.data, given, data_dir=where.data_dir, glove=where.glove, cache=where.cache, say=say
@@ -87,7 +101,23 @@ def federation(spec: str, where: Where, say: store.Say = lambda text: None) -> F
             prepared = entry(spec, where, say)
         return prepared.load()
     _refuse_files(spec, where)
-    return setup.data(**_arguments(spec))
+    return setup.data(**_data_arguments(spec))
+
+
+def build_model(spec: str, federation: Federation) -> nn.Module:
+    """A fresh model of a spec, for this data."""
+    setup, given = find(spec), arguments_of(spec)
+    return setup.model(federation, **{name: given[name] for name in parameters(setup.model)})
+
+
+def arguments_of(spec: str) -> dict[str, Any]:
+    """All parameters of a spec, of data and model: those it gives, and defaults."""
+    return arguments("setup", spec, {name: setup.parameters for name, setup in SETUPS.items()})
+
+
+def _data_arguments(spec: str) -> dict[str, Any]:
+    given = arguments_of(spec)
+    return {name: given[name] for name in parameters(find(spec).builder)}
 
 
 def _refuse_files(spec: str, where: Where) -> None:
@@ -100,12 +130,8 @@ def with_clients(spec: str, clients: int | None) -> str:
     """A spec with a number of clients added."""
     if clients is None:
         return spec
-    if "clients" not in parameters(find(spec).builder):
+    if "clients" not in find(spec).parameters:
         raise InputError(f"{spec} has no number of clients to choose")
     if "clients=" in spec:
         raise InputError(f"the number of clients is given twice: in {spec} and by --clients")
-    return f"{spec}{',' if ':' in spec else ':'}clients={clients}"
-
-
-def _arguments(spec: str) -> dict[str, Any]:
-    return arguments("setup", spec, {name: setup.builder for name, setup in SETUPS.items()})
+    return with_parameters(spec, clients=clients)

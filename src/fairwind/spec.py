@@ -1,6 +1,7 @@
 """Specs: how a command line names a thing and its parameters, as in "adafedadam:alpha=2,warmup=none"."""
 
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -9,22 +10,23 @@ from typing import Any, TypeVar
 from fairwind.errors import InputError, unknown
 
 T = TypeVar("T")
+Parameters = dict[str, tuple[Any, Any]]  # type and default of each, by name
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
 
 
 def call(kind: str, spec: str, registry: Mapping[str, Callable[..., T]]) -> T:
     """Calls the builder a spec names, with the parameters it gives."""
-    given = arguments(kind, spec, registry)
+    given = arguments(kind, spec, {name: parameters(builder) for name, builder in registry.items()})
     return registry[spec.partition(":")[0]](**given)
 
 
-def arguments(kind: str, spec: str, registry: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """All parameters of the builder a spec names: those it gives, and defaults."""
+def arguments(kind: str, spec: str, registry: Mapping[str, Parameters]) -> dict[str, Any]:
+    """All parameters of the thing a spec names: those it gives, and defaults."""
     name, _, rest = spec.partition(":")
     if name not in registry:
         raise unknown(kind, name, registry)
-    types_of = parameters(registry[name])
+    types_of = registry[name]
     given: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         key, equals, text = item.partition("=")
@@ -36,7 +38,23 @@ def arguments(kind: str, spec: str, registry: Mapping[str, Callable[..., Any]]) 
     return {key: default for key, (_, default) in types_of.items()} | given
 
 
-def parameters(builder: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+def with_parameters(spec: str, **given: Any) -> str:
+    """A spec with parameters added; those that it already has stay."""
+    present = dict(item.partition("=")[::2] for item in filter(None, spec.partition(":")[2].split(",")))
+    items = [f"{key}={value}" for key, value in ({k: str(v) for k, v in given.items()} | present).items()]
+    return spec.partition(":")[0] + (":" + ",".join(items) if items else "")
+
+
+def expand(spec: str) -> list[str]:
+    """The specs that one with braces stands for: "adafedadam:alpha={0,1}" is two."""
+    found = re.search(r"\{([^{}]*)\}", spec)
+    if found is None:
+        return [spec]
+    before, after = spec[: found.start()], spec[found.end() :]
+    return [each for value in found[1].split(",") for each in expand(before + value.strip() + after)]
+
+
+def parameters(builder: Callable[..., Any]) -> Parameters:
     """Type and default of each keyword parameter a builder takes."""
     hints = typing.get_type_hints(builder)
     given = inspect.signature(builder).parameters.values()

@@ -4,11 +4,13 @@ Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in H
 Federated Optimization. NeurIPS 2020.
 """
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fairwind.contract import Algorithm, Contribution, Report, Stateless
+from fairwind.errors import in_range
 
 
 class Sums(NamedTuple):
@@ -16,14 +18,18 @@ class Sums(NamedTuple):
     steps: Tensor  # ΣS·τ
 
 
-def fednova() -> Algorithm[Stateless, Sums]:
-    """FedNova with τ_eff = Σ p_k τ_k; with momentum τ is ‖a‖₁, which the solver reports."""
+def fednova(*, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+    """FedNova with τ_eff = Σ p_k τ_k; with momentum τ is ‖a‖₁, which the solver reports.
+
+    `lr` is the server's rate; 1 is the paper's.
+    """
+    in_range(0, math.inf, lr=lr)
 
     def client(r: Report) -> Contribution[Sums]:
         return Contribution(r.size / r.steps, Sums(r.size, r.size * r.steps))
 
     def server(x: Tensor, state: Stateless, total: Tensor, sums: Sums) -> tuple[Tensor, Stateless]:
         effective = sums.steps / sums.size  # τ_eff
-        return x - effective * total / sums.size, state
+        return x - lr * effective * total / sums.size, state
 
     return Algorithm(lambda _: Stateless(), client, server, probe="none")

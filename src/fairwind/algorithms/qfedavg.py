@@ -16,9 +16,9 @@ class Sums(NamedTuple):
     h: Tensor  # Σh
 
 
-def qfedavg(*, q: float = 1.0) -> Algorithm[Stateless, Sums]:
-    """q-FedAvg; q = 0 is the unweighted mean of the clients' models."""
-    in_range(0, math.inf, q=q)
+def qfedavg(*, q: float = 1.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+    """q-FedAvg; q = 0 is the unweighted mean of the clients' models, with the paper's server rate of 1."""
+    in_range(0, math.inf, q=q, lr=lr)
 
     def client(r: Report) -> Contribution[Sums]:
         loss = r.loss + 1e-10  # F, kept off zero as the authors do, for q < 1
@@ -28,6 +28,6 @@ def qfedavg(*, q: float = 1.0) -> Algorithm[Stateless, Sums]:
         return Contribution(coef, Sums(h))
 
     def server(x: Tensor, state: Stateless, total: Tensor, sums: Sums) -> tuple[Tensor, Stateless]:
-        return x - total / sums.h, state
+        return x - lr * total / sums.h, state
 
     return Algorithm(lambda _: Stateless(), client, server, probe="loss")

@@ -7,10 +7,14 @@ which is slow; as matrix products they stack into one batched product. Activatio
 channels), so that a convolution's windows are nine shifted views side by side.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
 from fairwind.models.dense import Pixels
+
+Init = Literal["pytorch", "he"]
 
 
 class Convolution(nn.Conv2d):
@@ -64,8 +68,11 @@ class ChannelsLast(nn.Module):
         return x.permute(0, 2, 3, 1)
 
 
-def vgg11(classes: int = 10) -> nn.Module:
-    """VGG11 for (3, 32, 32) images, without batch norm, with one dense layer: 9.2 M parameters."""
+def vgg11(classes: int = 10, *, init: Init = "pytorch") -> nn.Module:
+    """VGG11 for (3, 32, 32) images, without batch norm, with one dense layer: 9.2 M parameters.
+
+    `init` draws initial weights as PyTorch's layers do, or by He et al.: N(0, 2 / inputs), biases zero.
+    """
     widths = (
         (64, True),
         (128, True),
@@ -80,4 +87,11 @@ def vgg11(classes: int = 10) -> nn.Module:
     for outputs, pooled in widths:
         blocks.append(Block(inputs, outputs, pooled=pooled))
         inputs = outputs
-    return nn.Sequential(Pixels(), ChannelsLast(), *blocks, nn.Flatten(), nn.Linear(inputs, classes))
+    last = nn.Linear(inputs, classes)
+    if init == "he":
+        for name, parameter in [p for layer in (*blocks, last) for p in layer.named_parameters()]:
+            if name == "weight":
+                nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+            else:
+                nn.init.zeros_(parameter)
+    return nn.Sequential(Pixels(), ChannelsLast(), *blocks, nn.Flatten(), last)

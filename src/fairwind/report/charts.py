@@ -107,7 +107,7 @@ def theme(labels: list[str], mode: Literal["light", "dark"]) -> dict[str, Any]:
 
 def curves(record: Record, key: str, title: str) -> alt.LayerChart:
     """A measure over the rounds: the mean over seeds as a line, the lowest to the highest seed as a band."""
-    series = {label: rows for label in record.labels if (rows := _series(record, label, key))}
+    series = {label: rows for label in record.labels if (rows := curve_of(record, label, key))}
     shown = list(series)
     by_round: dict[int, Row] = {}  # the tooltip wants one row per round, with a column per algorithm
     for i, rows in enumerate(series.values()):
@@ -116,10 +116,10 @@ def curves(record: Record, key: str, title: str) -> alt.LayerChart:
     columns = [alt.Tooltip(f"a{i}:Q", title=display_name(s), format=".2f") for i, s in enumerate(shown)]
 
     colour = _colour(record, _legend(shown))
-    dashes = [DASHES[dash] for _, dash in styles(record.labels)]
+    dashes = [DASHES[dash] for _, dash in styles(record.domain)]
     dash = alt.StrokeDash(
         "algorithm:N",
-        scale=alt.Scale(domain=[display_name(s) for s in record.labels], range=dashes),
+        scale=alt.Scale(domain=[display_name(s) for s in record.domain], range=dashes),
         legend=_legend(shown),
     )
     x = alt.X(
@@ -323,13 +323,18 @@ def thin(values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return np.take(values, places)
 
 
-def _series(record: Record, label: str, key: str) -> list[Row]:
+def curve_of(record: Record, label: str, key: str) -> list[Row]:
     """The curve of one algorithm, at the rounds where every seed has a value."""
     values: dict[int, list[float | None]] = {}
     for row in record.history:
         if row["algorithm"] == label:
             values.setdefault(row["round"], []).append(row.get(key))
-    known = {t: [v for v in seeds if v is not None] for t, seeds in values.items() if None not in seeds}
+    most = max(map(len, values.values()), default=0)  # seeds trained apart may be evaluated at other rounds
+    known = {
+        t: [v for v in seeds if v is not None]
+        for t, seeds in values.items()
+        if None not in seeds and len(seeds) == most
+    }
     rounds = thin(np.array(sorted(known), dtype=np.int64), MAX_POINTS)
     return [
         {
@@ -355,8 +360,8 @@ def _density(accuracy: NDArray[np.float32], grid: NDArray[np.float64]) -> NDArra
 
 
 def _colour(record: Record, legend: alt.Legend | None) -> alt.Color:
-    """Colour by algorithm, over all algorithms of the record so that each keeps its colour in every chart."""
-    names = [display_name(label) for label in record.labels]
+    """Colour by algorithm, over all algorithms of the page so that each keeps its colour in every chart."""
+    names = [display_name(label) for label in record.domain]
     return alt.Color("algorithm:N", scale=alt.Scale(domain=names), legend=legend)
 
 

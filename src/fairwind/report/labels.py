@@ -33,16 +33,15 @@ def write_labels(directory: Path, federation: Federation) -> list[Path]:
     if federation.classes is None:
         return []
     counts = federation.label_counts().numpy()
-    order = np.argsort(-counts.sum(1), kind="stable")
-    shown = charts.thin(order, MAX_CLIENTS)
+    shown = shown_largest(counts)
     specs = {
         "labels": plain_spec(spread(federation, counts, shown)),
         "sizes": plain_spec(sizes(federation, shown)),
     }
     sampled = (
         ""
-        if len(shown) == len(order)
-        else (f" Of {len(order):,} clients {len(shown)} are shown, evenly spaced by size.")
+        if len(shown) == len(counts)
+        else (f" Of {len(counts):,} clients {len(shown)} are shown, evenly spaced by size.")
     )
     facts = _facts(federation)
     notes = federation.origin.get("notes", [])
@@ -66,6 +65,11 @@ def write_labels(directory: Path, federation: Federation) -> list[Path]:
     )
     written = [write_atomic(directory / "labels.html", html.encode())]
     return written + write_figure(directory / "labels", specs["labels"], charts.theme([], "light"))
+
+
+def shown_largest(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The clients by falling size, or MAX_CLIENTS of them, evenly spaced."""
+    return charts.thin(np.argsort(-counts.sum(1), kind="stable"), MAX_CLIENTS)
 
 
 def spread(federation: Federation, counts: NDArray[np.int64], shown: NDArray[np.int64]) -> alt.Chart:

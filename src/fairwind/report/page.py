@@ -81,9 +81,9 @@ def page(record: Record, specs: dict[str, Spec]) -> str:
     how = (
         "<section><h2>How this was run</h2><p>Enough to run it again.</p>"
         '<div class="columns">'
-        f"<div><h3>Settings</h3>{_pairs(_flat(results['config']))}</div>"
-        f"<div><h3>Environment</h3>{_pairs(results['environment'].items())}</div>"
-        f"<div><h3>Time</h3>{_pairs(_timing(results['timing']))}</div>"
+        f"<div><h3>Settings</h3>{definitions(_flat(results['config']))}</div>"
+        f"<div><h3>Environment</h3>{definitions(results['environment'].items())}</div>"
+        f"<div><h3>Time</h3>{definitions(_timing(results['timing']))}</div>"
         "</div></section>"
     )
     summary = f"<section><h2>Summary</h2>{_summary(results)}</section>"
@@ -112,14 +112,14 @@ def frame(
 ) -> str:
     """A self-contained page: `body` is HTML, in which an element named like a spec shows its chart."""
     pairs = "".join(
-        f"<div><dt>{_text(key)}</dt><dd>{_text(value)}</dd></div>" for key, value in facts.items()
+        f"<div><dt>{escaped(key)}</dt><dd>{escaped(value)}</dd></div>" for key, value in facts.items()
     )
     return Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(
-        kind=_text(kind),
+        kind=escaped(kind),
         title=escape(title),
-        finding=_text(finding),
+        finding=escaped(finding),
         facts=pairs,
-        notes=f'<p class="note">{"<br>".join(map(_text, notes))}</p>' if notes else "",
+        notes=f'<p class="note">{"<br>".join(map(escaped, notes))}</p>' if notes else "",
         body=body,
         specs=_script(specs),
         themes=_script(themes),
@@ -191,19 +191,19 @@ def _facts(results: Results) -> dict[str, str]:
 
 def _summary(results: Results) -> str:
     """The table of accuracies, and the other measures folded away below it."""
-    meanings = "".join(f"<dt>{_text(m.name)}</dt><dd>{_text(m.meaning)}</dd>" for m in MEASURES)
+    meanings = "".join(f"<dt>{escaped(m.name)}</dt><dd>{escaped(m.meaning)}</dd>" for m in MEASURES)
     return (
         f"<p>Accuracy on the clients’ own test data after the last round, in percent. {reading(results)}</p>"
-        f"{_table(results, MEASURES[:7])}"
+        f"{measures_table(results, MEASURES[:7])}"
         "<details><summary>Other measures of fairness, and the losses</summary>"
-        f"{_table(results, MEASURES[7:])}</details>"
+        f"{measures_table(results, MEASURES[7:])}</details>"
         f'<details><summary>What the columns mean</summary><dl class="pairs">{meanings}</dl></details>'
     )
 
 
-def _table(results: Results, measures: tuple[Measure, ...]) -> str:
+def measures_table(results: Results, measures: tuple[Measure, ...]) -> str:
     best = {measure.key: best_rows(results, measure) for measure in measures}
-    head = "".join(f'<th scope="col" title="{_text(m.meaning)}">{_text(m.name)}</th>' for m in measures)
+    head = "".join(f'<th scope="col" title="{escaped(m.meaning)}">{escaped(m.name)}</th>' for m in measures)
     body = ""
     for row in results["summary"]:
         cells = ""
@@ -211,11 +211,25 @@ def _table(results: Results, measures: tuple[Measure, ...]) -> str:
             mean, spread = mean_and_spread(row, measure, seed_count(results))
             value = f"<b>{mean}</b>" if row["algorithm"] in best[measure.key] else mean
             cells += f"<td>{value}{f' <small>±{spread}</small>' if spread else ''}</td>"
-        body += f'<tr><th scope="row">{_text(display_name(row["algorithm"]))}</th>{cells}</tr>'
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Summary">'
-        f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        body += f'<tr><th scope="row">{escaped(display_name(row["algorithm"]))}</th>{cells}</tr>'
+    return _scroll(f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody>", "Summary")
+
+
+def table_html(head: list[str], rows: list[list[str]]) -> str:
+    """A table of texts, the first of each row naming it."""
+    names = "".join(f'<th scope="col">{escaped(name)}</th>' for name in head)
+    body = "".join(
+        f'<tr><th scope="row">{escaped(first)}</th>'
+        + "".join(f"<td>{escaped(c)}</td>" for c in rest)
+        + "</tr>"
+        for first, *rest in rows
     )
+    return _scroll(f"<thead><tr>{names}</tr></thead><tbody>{body}</tbody>", head[0] or "Table")
+
+
+def _scroll(table: str, label: str) -> str:
+    region = f'class="scroll" tabindex="0" role="region" aria-label="{escaped(label)}"'
+    return f"<div {region}><table>{table}</table></div>"
 
 
 def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
@@ -265,9 +279,8 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
 
 def section(heading: str, words: str, names: list[str]) -> str:
     plots = "".join(f'<div class="chart" id="{name}"></div>' for name in names)
-    return (
-        f'<section><h2>{_text(heading)}</h2><p>{_text(words)}</p><div class="charts">{plots}</div></section>'
-    )
+    head = f"<h2>{escaped(heading)}</h2><p>{escaped(words)}</p>"
+    return f'<section>{head}<div class="charts">{plots}</div></section>'
 
 
 def _timing(timing: dict[str, float | None]) -> Iterable[tuple[str, str]]:
@@ -289,9 +302,9 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _pairs(pairs: Iterable[tuple[str, Any]]) -> str:
+def definitions(pairs: Iterable[tuple[str, Any]]) -> str:
     rows = "".join(
-        f"<dt>{_text(key.replace('_', ' '))}</dt><dd>{_text(_plain(value))}</dd>" for key, value in pairs
+        f"<dt>{escaped(key.replace('_', ' '))}</dt><dd>{escaped(_plain(value))}</dd>" for key, value in pairs
     )
     return f'<dl class="pairs">{rows}</dl>'
 
@@ -304,7 +317,7 @@ def _plain(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
     """Escaped for HTML, with the number held to its percent sign."""
     return escape(text).replace(" %", "\u00a0%")
 

@@ -19,6 +19,12 @@ class Record(NamedTuple):
     train_size: NDArray[np.int64]  # (K,)
     test_size: NDArray[np.int64]  # (K,)
     names: list[str]  # of the clients
+    beside: tuple[str, ...] = ()  # all labels of the page it is shown on, so that each keeps its colour there
+
+    @property
+    def domain(self) -> list[str]:
+        """The labels that colours are given out over."""
+        return list(self.beside) or self.labels
 
     @property
     def labels(self) -> list[str]:

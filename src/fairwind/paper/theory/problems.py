@@ -55,10 +55,12 @@ class Quadratics(NamedTuple):
     noise: float = 0.0  # standard deviation in each coordinate
 
     def losses(self, points: Floats) -> Floats:
-        return ((points - self.centres) * self.gradients(points)).sum(1) / 2
+        losses: Floats = ((points - self.centres) * self.gradients(points)).sum(1) / 2
+        return losses
 
     def gradients(self, points: Floats, rng: np.random.Generator | None = None) -> Floats:
         away = points - self.centres
+        slope: Floats
         if len(self.matrices) == 1:
             slope = away @ self.matrices[0]
         else:
@@ -70,33 +72,36 @@ class Quadratics(NamedTuple):
 
 
 class Logistic(NamedTuple):
-    """Logistic regression, F_k(x) = mean log(1 + exp(−y·aᵀx)) + ridge/2·‖x‖²; noisy gradients are of batches."""
+    """Logistic regression, F_k(x) = mean log(1 + exp(−y·aᵀx)) + ridge/2·‖x‖²; batches give noise."""
 
     signed: Floats  # y·a (K, n, d), the label ±1 times the input
     ridge: float = 0.0
     batch_size: int = 0
 
     def losses(self, points: Floats) -> Floats:
-        margin = self._margins(points)
-        return np.logaddexp(0, -margin).mean(1) + self.ridge / 2 * (points**2).sum(1)
+        norms = np.square(points).sum(1)
+        losses: Floats = np.logaddexp(0, -self._margins(points)).mean(1) + self.ridge / 2 * norms
+        return losses
 
     def gradients(self, points: Floats, rng: np.random.Generator | None = None) -> Floats:
+        slope: Floats
         if rng is not None:  # K = 1: a batch for each point, drawn with replacement
             samples = self.signed[0][rng.integers(self.signed.shape[1], size=(len(points), self.batch_size))]
             wrong = 1 / (1 + np.exp(np.einsum("knd,kd->kn", samples, points)))
-            return self.ridge * points - np.einsum("kn,knd->kd", wrong, samples) / self.batch_size
+            slope = self.ridge * points - np.einsum("kn,knd->kd", wrong, samples) / self.batch_size
+            return slope
         wrong = 1 / (1 + np.exp(self._margins(points)))
-        if len(self.signed) == 1:
-            slope = wrong @ self.signed[0]
-        else:
-            slope = np.einsum("kn,knd->kd", wrong, self.signed)
-        return self.ridge * points - slope / self.signed.shape[1]
+        each = (
+            wrong @ self.signed[0] if len(self.signed) == 1 else np.einsum("kn,knd->kd", wrong, self.signed)
+        )
+        slope = self.ridge * points - each / self.signed.shape[1]
+        return slope
 
     def hessians(self, points: Floats) -> Floats:
         wrong = 1 / (1 + np.exp(self._margins(points)))
         spread = (wrong * (1 - wrong))[:, :, None] * self.signed
-        ridge = self.ridge * np.eye(points.shape[1])
-        return np.swapaxes(spread, 1, 2) @ self.signed / self.signed.shape[1] + ridge
+        curves: Floats = np.swapaxes(spread, 1, 2) @ self.signed / self.signed.shape[1]
+        return curves + self.ridge * np.eye(points.shape[1])
 
     def smoothness(self, weights: Floats) -> float:
         """L of Σ weights·F_k: the largest eigenvalue that its Hessian can have anywhere."""
@@ -104,9 +109,12 @@ class Logistic(NamedTuple):
         return float(np.linalg.eigvalsh(second)[-1]) / 4 + self.ridge
 
     def _margins(self, points: Floats) -> Floats:
+        margins: Floats
         if len(self.signed) == 1:
-            return points @ self.signed[0].T
-        return np.einsum("knd,kd->kn", self.signed, points)
+            margins = points @ self.signed[0].T
+        else:
+            margins = np.einsum("knd,kd->kn", self.signed, points)
+        return margins
 
 
 class LogCosh(NamedTuple):
@@ -117,13 +125,15 @@ class LogCosh(NamedTuple):
 
     def losses(self, points: Floats) -> Floats:
         away = np.abs(points - self.centres)
-        return (self.scales * (away + np.log1p(np.exp(-2 * away)) - np.log(2)))[:, 0]
+        losses: Floats = self.scales * (away + np.log1p(np.exp(-2 * away)) - np.log(2))
+        return losses[:, 0]
 
     def gradients(self, points: Floats, rng: np.random.Generator | None = None) -> Floats:
         return self.scales * np.tanh(points - self.centres)
 
     def hessians(self, points: Floats) -> Floats:
-        return (self.scales / np.cosh(points - self.centres) ** 2)[:, :, None]
+        curves: Floats = self.scales / np.cosh(points - self.centres) ** 2
+        return curves[:, :, None]
 
 
 def descend(
@@ -152,7 +162,8 @@ class Federation(NamedTuple):
 
     @property
     def shares(self) -> Floats:
-        return self.sizes / self.sizes.sum()  # p_k
+        shares: Floats = self.sizes / self.sizes.sum()  # p_k
+        return shares
 
     def spread(self, x: Floats) -> Floats:
         return np.broadcast_to(x, (len(self.sizes), len(x)))
@@ -232,9 +243,10 @@ def newton(parts: Callable[[Floats], tuple[float, Floats, Floats]], x: Floats, s
         share, decrease = 1.0, float(slope @ step)
         while share > 1e-10:
             there = parts(x - share * step)
+            lower = there[0] < value and there[0] <= value - 1e-4 * share * decrease
             # Near the minimum the value no longer falls beyond rounding, but the gradient does.
-            nearer = np.linalg.norm(there[1]) < np.linalg.norm(slope)
-            if there[0] <= value - 1e-4 * share * decrease or (decrease < 1e-10 * abs(value) and nearer):
+            flatter = decrease < 1e-10 * abs(value) and np.linalg.norm(there[1]) < np.linalg.norm(slope)
+            if lower or flatter:
                 break
             share /= 2
         else:

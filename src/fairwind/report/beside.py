@@ -1,0 +1,116 @@
+"""Our numbers beside the paper's, and algorithms beside each other."""
+
+import json
+import math
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fairwind.metrics import Interval, paired_differences
+from fairwind.report.record import Record
+from fairwind.report.table import MEASURES, algorithm_of
+
+Summary = list[dict[str, Any]]
+
+BESIDE = {m.key: m for m in MEASURES if m.key in ("avg", "std", "worst30")}  # what the paper prints
+# The paper does not say whether clients are weighted by their size. Its authors' public code weights the
+# average of accuracies, and not their standard deviation.
+STATISTICS = {
+    "plain": {"avg": "avg", "std": "std", "worst30": "worst30"},
+    "weighted average": {"avg": "avg_weighted", "std": "std", "worst30": "worst30"},
+    "weighted average and STD": {"avg": "avg_weighted", "std": "std_weighted", "worst30": "worst30"},
+}
+
+
+class Cell(NamedTuple):
+    """One measure of one algorithm, ours and the paper's: mean and standard deviation over seeds."""
+
+    ours: float | None
+    ours_std: float | None
+    paper: float
+    paper_std: float
+    in_order: bool  # whether the algorithm has the same place among all as in the paper
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.ours is None else self.ours - self.paper
+
+    @property
+    def pooled(self) -> float | None:
+        """The difference in units of the pooled standard deviation over seeds."""
+        spread = math.sqrt(((self.ours_std or 0) ** 2 + self.paper_std**2) / 2)
+        return None if self.difference is None or not spread else self.difference / spread
+
+
+@cache
+def published() -> dict[str, Any]:
+    """The paper's tables: src/fairwind/paper/published.json."""
+    text = (files("fairwind.paper") / "published.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def beside_paper(summary: Summary, table: str, statistics: str = "plain") -> dict[str, dict[str, Cell]]:
+    """For each algorithm that both have, and each measure, our value and the paper's."""
+    theirs = published()["tables"][table]["rows"]
+    ours = {row["algorithm"]: row for row in summary if row["algorithm"] in theirs}
+    cells: dict[str, dict[str, Cell]] = {label: {} for label in ours}
+    for key, measure in BESIDE.items():
+        own = STATISTICS[statistics][key]
+        sign = -1 if measure.best == "highest" else 1
+        known = [label for label in ours if ours[label][own]["mean"] is not None]
+        our_order = sorted(known, key=lambda label: sign * ours[label][own]["mean"])
+        their_order = sorted(known, key=lambda label: sign * theirs[label][key][0])
+        for label, row in ours.items():
+            same = label in known and our_order.index(label) == their_order.index(label)
+            mean, std = theirs[label][key]
+            cells[label][key] = Cell(row[own]["mean"], row[own]["std"], mean, std, same)
+    return cells
+
+
+def distance(cells: dict[str, dict[str, Cell]]) -> float | None:
+    """The root of the mean squared difference from the paper over all cells, in points."""
+    differences = [cell.difference for row in cells.values() for cell in row.values()]
+    known = [d for d in differences if d is not None]
+    return float(np.sqrt(np.mean(np.square(known)))) if known and len(known) == len(differences) else None
+
+
+def against_others(record: Record) -> tuple[str, dict[str, dict[str, Interval]]]:
+    """AdaFedAdam (else the first algorithm) against each other one, paired over clients and common seeds."""
+    one = next((label for label in record.labels if algorithm_of(label) == "adafedadam"), record.labels[0])
+    found = {}
+    for other in record.labels:
+        seeds = [s for s in _seeds(record, one) if s in _seeds(record, other)]
+        a, b = (
+            (np.stack([_row(record, label, s) for s in seeds]) for label in (one, other))
+            if seeds
+            else ((), ())
+        )
+        if other != one and len(seeds) and np.isfinite(a).any() and np.isfinite(b).any():
+            found[other] = paired_differences(a, b)
+    return one, found
+
+
+def rounds_to(record: Record, targets: tuple[int, ...] = (30, 40, 50, 60, 70, 80, 90)) -> dict[str, Any]:
+    """For each algorithm the first evaluated round whose average, meaned over seeds, reaches each target."""
+    found: dict[str, dict[int, int | None]] = {}
+    for label in record.labels:
+        by_round: dict[int, list[float]] = {}
+        for line in record.history:
+            if line["algorithm"] == label and line["avg"] is not None:
+                by_round.setdefault(line["round"], []).append(line["avg"])
+        means = {t: float(np.mean(v)) for t, v in sorted(by_round.items())}
+        found[label] = {x: next((t for t, m in means.items() if m >= x), None) for x in targets}
+    reached = [x for x in targets if any(row[x] for row in found.values())]
+    return {label: {x: row[x] for x in reached} for label, row in found.items()}
+
+
+def _seeds(record: Record, label: str) -> list[int]:
+    return [run["seed"] for run in record.results["runs"] if run["algorithm"] == label]
+
+
+def _row(record: Record, label: str, seed: int) -> Any:
+    runs = record.results["runs"]
+    return record.accuracy[[r["algorithm"] == label and r["seed"] == seed for r in runs].index(True)]
