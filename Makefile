@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-data lint bench clean
+.PHONY: setup demo paper-smoke test test-slow test-data lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -17,6 +17,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: setup  ## the comparison on Synthetic: five algorithms, three seeds, 1000 rounds
 	$(BIN)/fairwind compare synthetic
+
+SMOKE := runs/paper-smoke
+
+paper-smoke: setup  ## every study of the paper, a few rounds each, on made-up files in the layouts of the real ones
+	rm -rf $(SMOKE)
+	$(BIN)/python tests/layouts.py $(SMOKE)/files
+	$(BIN)/fairwind paper all --scale smoke --device cpu --data-dir $(SMOKE)/files --cache $(SMOKE)/cache --out $(SMOKE)
 
 test: setup
 	$(BIN)/python -m pytest -q -n 2

@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -221,3 +222,15 @@ def glove(folder: Path, lines: list[str] | None = None) -> Path:
     written = lines or [f"{word} {value} 0.5 -{abs(value)}" for word, value in GLOVE.items()]
     (folder / "glove.6B.3d.txt").write_text("\n".join(written) + "\n", encoding="utf-8")
     return folder
+
+
+def everything(folder: Path) -> None:
+    """A folder of each set, as `fairwind paper --data-dir` takes them."""
+    femnist_parquet(folder / "femnist")
+    cifar_parquet(folder / "cifar10")
+    sent140_csv(folder / "sent140")
+    glove(folder / "glove")
+
+
+if __name__ == "__main__":
+    everything(Path(sys.argv[1]))

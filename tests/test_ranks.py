@@ -17,7 +17,7 @@ import ranked
 from command import ENV
 from conftest import DEVICE
 from fairwind import setups
-from fairwind.cli import Compare
+from fairwind.cli.compare import Compare
 from fairwind.comparison import RunDirectory
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.simulation import Simulation

@@ -79,7 +79,9 @@ def distance(cells: dict[str, dict[str, Cell]]) -> float | None:
 
 def against_others(record: Record) -> tuple[str, dict[str, dict[str, Interval]]]:
     """AdaFedAdam (else the first algorithm) against each other one, paired over clients and common seeds."""
-    one = next((label for label in record.labels if algorithm_of(label) == "adafedadam"), record.labels[0])
+    ours = [label for label in record.labels if algorithm_of(label) == "adafedadam"]
+    default = ("adafedadam", "adafedadam:alpha=1", "adafedadam:lr=0.001", "adafedadam:warmup=6")
+    one = next((label for label in ours if label in default), (ours or record.labels)[0])
     found = {}
     for other in record.labels:
         seeds = [s for s in _seeds(record, one) if s in _seeds(record, other)]

@@ -215,16 +215,18 @@ def measures_table(results: Results, measures: tuple[Measure, ...]) -> str:
     return _scroll(f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody>", "Summary")
 
 
-def table_html(head: list[str], rows: list[list[str]]) -> str:
-    """A table of texts, the first of each row naming it."""
+def table_html(head: list[str], rows: list[list[str]], above: list[tuple[str, int]] | None = None) -> str:
+    """A table of texts, the first of each row naming it; `above` are headings over several columns."""
     names = "".join(f'<th scope="col">{escaped(name)}</th>' for name in head)
+    wide = "".join(f'<th scope="colgroup" colspan="{n}">{escaped(name)}</th>' for name, n in above or [])
     body = "".join(
         f'<tr><th scope="row">{escaped(first)}</th>'
         + "".join(f"<td>{escaped(c)}</td>" for c in rest)
         + "</tr>"
         for first, *rest in rows
     )
-    return _scroll(f"<thead><tr>{names}</tr></thead><tbody>{body}</tbody>", head[0] or "Table")
+    tops = (f"<tr>{wide}</tr>" if wide else "") + f"<tr>{names}</tr>"
+    return _scroll(f"<thead>{tops}</thead><tbody>{body}</tbody>", head[0] or "Table")
 
 
 def _scroll(table: str, label: str) -> str:

@@ -32,7 +32,7 @@ from fairwind.report.page import (
     write_figure,
 )
 from fairwind.report.record import Record
-from fairwind.report.table import MEASURES, algorithm_of, best_rows, count, display_name, notes
+from fairwind.report.table import MEASURES, algorithm_of, best_rows, count, display_name, notes, seed_count
 from fairwind.study import Finished, Panel, Study, choose
 
 Chart = alt.Chart | alt.LayerChart
@@ -325,27 +325,33 @@ def _drawn(study: Study, kind: str) -> bool:
 def _beside(record: Record, table: str) -> str:
     """Ours, the paper's, and the difference, measure by measure."""
     cells = beside_paper(record.results["summary"], table)
-    head = ["", *(f"{m.name}, {who}" for m in BESIDE.values() for who in ("ours", "paper", "difference"))]
+    several = seed_count(record.results) > 1
+    head = ["", *("ours", "paper", "difference") * len(BESIDE)]
+    above = [("", 1), *((measure.name, 3) for measure in BESIDE.values())]
     rows = [
-        [display_name(label), *(text for key in BESIDE for text in _cell(row[key]))]
+        [display_name(label), *(text for key in BESIDE for text in _cell(row[key], several))]
         for label, row in cells.items()
     ]
     found = published()["tables"][table]
     note = f" ({found['note']})" if "note" in found else ""
     words = (
         f"Beside the paper ({found['where']}{note}): means ± standard deviations over seeds, in percent; "
-        "differences in units of the pooled standard deviation. † marks an algorithm that does not have its "
-        "published place among the others in that measure."
+        "differences in units of the pooled standard deviation σ, or in points where we have one seed. "
+        "† marks an algorithm without its published place among the others in that measure."
     )
-    return f"<p>{escaped(words)}</p>{table_html(head, rows)}"
+    return f"<p>{escaped(words)}</p>{table_html(head, rows, above)}"
 
 
-def _cell(cell: Cell) -> tuple[str, str, str]:
+def _cell(cell: Cell, several: bool) -> tuple[str, str, str]:
+    """Ours, the paper's and their difference; one seed has no spread."""
+    theirs = f"{cell.paper:.2f} ±{cell.paper_std:.2f}"
     if cell.ours is None:
-        return "–", f"{cell.paper:.2f} ±{cell.paper_std:.2f}", "–"
-    pooled = f"{cell.pooled:+.1f}σ" if cell.pooled is not None else f"{cell.difference:+.2f}"
-    ours = f"{cell.ours:.2f} ±{cell.ours_std:.2f}{'' if cell.in_order else ' †'}"
-    return ours, f"{cell.paper:.2f} ±{cell.paper_std:.2f}", pooled
+        return "–", theirs, "–"
+    ours = (
+        f"{cell.ours:.2f}" + (f" ±{cell.ours_std:.2f}" if several else "") + ("" if cell.in_order else " †")
+    )
+    apart = f"{cell.difference:+.1f}" if cell.pooled is None or not several else f"{cell.pooled:+.1f} σ"
+    return ours, theirs, apart
 
 
 def _paired(record: Record) -> str:

@@ -11,7 +11,7 @@ Theorem 1 is in `accumulation`, Theorem 2 in `guarantee`, the bias of pseudo-gra
 from fairwind.paper.theory.accumulation import best_case, bound_of_theorem1, equal_budgets, worst_case
 from fairwind.paper.theory.bias import unequal_curvature, unequal_smoothness
 from fairwind.paper.theory.fairness import fair_direction, minimax_limit
-from fairwind.paper.theory.guarantee import guarantee
+from fairwind.paper.theory.guarantee import bound_of_theorem2
 from fairwind.paper.theory.problems import Check, Row, Scale, Verdict
 
 CHECKS = (
@@ -19,7 +19,7 @@ CHECKS = (
     bound_of_theorem1,
     best_case,
     worst_case,
-    guarantee,
+    bound_of_theorem2,
     unequal_smoothness,
     unequal_curvature,
     fair_direction,

@@ -76,6 +76,7 @@ def equal_budgets(scale: Scale, seed: int = 0) -> Check:
                     "beside_adam": "itself" if path is adam else _compared(gap, gap_of_adam),
                 }
             )
+    constants = {p.name: _constants(p, paths) for p in problems(extent.seeds, seed)}
     decided = [r for r in rows if r["equal"] == "gradients" and r["beside_adam"] in ("slower", "faster")]
     slower = [r for r in decided if r["beside_adam"] == "slower"]
     return Check(
@@ -87,11 +88,11 @@ def equal_budgets(scale: Scale, seed: int = 0) -> Check:
             "local_rate_times_L": LOCAL_RATE,
             "gap": "f(x) − f* as a share of the first",
             "square": "mean of ‖∇f‖² over the rounds",
-            "problems": {p.name: _constants(p, paths) for p in problems(extent.seeds, seed)},
+            "problems": constants,
         },
         rows=rows,
         verdict=judge(len(slower), len(decided)),
-        explanation=" ".join(_told(rows, extent)),
+        explanation=" ".join([*_told(rows, extent), _violated(constants)]),
     )
 
 
@@ -130,10 +131,9 @@ def _told(rows: list[Row], extent: Extent) -> Iterator[str]:
             words = {"conditions": "the theorem's conditions", "defaults": "Adam's defaults"}[setting]
             yield (
                 f"{'Without noise' if noise == 'none' else 'With noise'}, under {words}: N-AccAdam is slower"
-                " than"
-                f" Adam in {counted.count('slower')} and faster in {counted.count('faster')} of"
-                f" {len(counted)}"
-                " comparisons at equal gradients (problem, budget, N)."
+                f" than Adam in {counted.count('slower')} and faster in {counted.count('faster')} of"
+                f" {len(counted)} comparisons at equal gradients (problem, budget, N); the others are"
+                " undecided, or both have converged to rounding."
             )
             for name in dict.fromkeys(r["problem"] for r in mine):
                 at = {
@@ -143,19 +143,29 @@ def _told(rows: list[Row], extent: Extent) -> Iterator[str]:
                     and (r["equal"], r["budget"]) == ("gradients", last)
                 }
                 yield (
-                    f"After {last} gradients on the {name} Adam has {at[1]:.1e} of its first gap left"
-                    f" and N = {most} has {at[most]:.1e}."
+                    f"After {last} gradients on the {name} Adam has {at[1]:.1e} of its first gap left and N"
+                    f" = {most} has {at[most]:.1e}."
                 )
     same = [r for r in rows if (r["equal"], r["setting"], r["noise"]) == ("rounds", "defaults", "none")]
     adam = {r["problem"]: r["gap_mean"] for r in same if r["N"] == 1}
     alike = [r["gap_mean"] / adam[r["problem"]] for r in same if r["N"] > 1]
     yield (
         "The theorem knows no noise. Accumulating N gradients averages their noise, so where noise and not"
-        " distance limits Adam, a larger N ends lower. With Adam's defaults ε is negligible and Adam does not"
-        " see the length of what it is fed with: a round moves about as far for every N, so N-AccAdam pays N"
-        f" gradients for one step (without noise its gap after as many rounds is {min(alike):.2f} to"
+        " distance limits Adam, a larger N ends lower. With Adam's defaults ε is negligible and Adam does"
+        " not see the length of what it is fed with: a round moves about as far for every N, so N-AccAdam"
+        f" pays N gradients for one step (without noise its gap after as many rounds is {min(alike):.2f} to"
         f" {max(alike):.2f} times Adam's). Under the conditions ε is large, an update P times as long as the"
         " gradient makes a step up to P times as long, and η ≤ ε/2L bounds the step for a gradient only."
+    )
+
+
+def _violated(constants: dict[str, dict[str, float]]) -> str:
+    rate = [each["default_lr_times_2L_over_eps"] for each in constants.values()]
+    memory = [each["default_one_minus_beta2_times_16G2_over_eps2"] for each in constants.values()]
+    return (
+        f"Adam's defaults violate both conditions: η is {min(rate):.0e} to {max(rate):.0e} times ε/2L, and 1"
+        f" − β₂ {min(memory):.0e} to {max(memory):.0e} times ε²/16G²; the theorem says nothing about them,"
+        " nor about β₁ = 0.9."
     )
 
 
@@ -190,21 +200,17 @@ def bound_of_theorem1(scale: Scale, seed: int = 0) -> Check:
         rows=rows,
         verdict=judge(len(worse), len(later)),
         explanation=(
-            f"S(1) = {speedup(1, measured[0]):g} for every c, so with N = 1 the bound is"
-            " 2(f(x¹) − f*)(√β₂G + ε)/(ηT), which is Adam's; the speed-up over Adam is therefore S(N)/S(1) ="
-            " 2S and"
-            " not S. With a budget of B gradients there are T = B/N rounds, so the bound falls as S/N. S/N"
-            " tends to"
-            " c for large N: S is linear in N in the end, with slope c. For the measured c, from"
+            f"S(1) = {speedup(1, measured[0]):g} for every c, so with N = 1 the bound is 2(f(x¹) − f*)(√β₂G"
+            " + ε)/(ηT), which is Adam's; the speed-up over Adam is therefore S(N)/S(1) = 2S and not S. With"
+            " a budget of B gradients there are T = B/N rounds, so the bound falls as S/N. S/N tends to c"
+            " for large N: S is linear in N in the end, with slope c. For the measured c, from"
             f" {min(measured):.3f} to {max(measured):.3f}, the bound at N = {most} promises"
             f" {min(_times(rows, measured, most)):.3f} to {max(_times(rows, measured, most)):.3f} of Adam's"
-            " speed for"
-            f" as many gradients. The claim is not true for every c: above {break_even(2):.3f} (N = 2) or"
-            f" {break_even(most):.3f} (N = {most}) the printed bound favours N-AccAdam, by up to"
+            f" speed for as many gradients. The claim is not true for every c: above {break_even(2):.3f} (N"
+            f" = 2) or {break_even(most):.3f} (N = {most}) the printed bound favours N-AccAdam, by up to"
             f" {best['times_adam']:.2f} (c = {best['c']:g}, N = {best['N']}); that region cannot be reached,"
-            " because"
-            " S assumes R_t = N (see theorem1_best_case)."
-            " As printed, the numerator f(x¹) − f(x*)(√β₂G + ε) lacks parentheses around f(x¹) − f(x*)."
+            " because S assumes R_t = N (see theorem1_best_case). As printed, the numerator f(x¹) −"
+            " f(x*)(√β₂G + ε) lacks parentheses around f(x¹) − f(x*)."
         ),
     )
 
@@ -247,6 +253,7 @@ def best_case(scale: Scale, seed: int = 0) -> Check:
             }
         )
     exact = [r for r in rows if r["noise"] == "none" and r["N"] > 1]
+    noisy = [r for r in rows if r["noise"] != "none" and r["N"] > 1]
     strict = [r for r in exact if r["setting"] == "conditions"]
     ever = [r for r in exact if r["best_case_share"] > 0]
     over = [r for r in exact if r["P_max"] > r["P_limit"]]
@@ -264,31 +271,27 @@ def best_case(scale: Scale, seed: int = 0) -> Check:
         verdict=judge(len([r for r in exact if r["best_case_share"] == 1]), len(exact)),
         explanation=(
             f"R_t = N occurs in some round of {len(ever)} of {len(exact)} noiseless cases with N > 1; the"
-            " largest"
-            f" R_t/N is {max(r['R_max'] / r['N'] for r in exact):.3f}. It cannot be the rule: R_t is the"
-            " smallest"
-            " ratio of coordinates and P_t the ratio of norms, so R_t ≤ P_t always (the largest measured"
-            " R_t/P_t is"
-            f" {max(r['R_over_P_max'] for r in rows):.3f}), and P_t < N for c > 0 by the same lemma. So"
-            " R_t/P_t − ½ is never above ½, and no round has a better guarantee than one of Adam, whatever S"
-            " says."
-            f" Rounds with R_t ≤ P_t/2, for which the proof promises nothing, are between"
-            f" {min(r['no_guarantee_share'] for r in exact):.0%} and"
-            f" {max(r['no_guarantee_share'] for r in exact):.0%} of all without noise."
-            f" P_t exceeds its limit (1 − (1−c)^N)/c for the fitted c in {len(over)} of {len(exact)}"
-            " noiseless cases:"
-            " the last step of the proof divides two upper bounds by each other."
-            " The descent step of the proof, f(x⁺) ≤ f(x) − (R/P − ½)η‖∇f‖²/(√β₂G + ε), is broken under the"
-            f" conditions without noise for N in {sorted({r['N'] for r in loose})}, in up to"
+            f" largest R_t/N is {max(r['R_max'] / r['N'] for r in exact):.3f}. The paper calls the case"
+            " almost not feasible. It is impossible where f has curvature: R_t is the smallest ratio of"
+            " coordinates and P_t the ratio of norms, so R_t ≤ P_t (the largest measured R_t/P_t is"
+            f" {max(r['R_over_P_max'] for r in rows):.3f}), and gradient descent never lengthens a convex"
+            " function's gradient, so P_t ≤ N, with equality only if the gradient does not change in N"
+            " steps; then c = 0 and S = ½. In the inequality that the proof sums up R_t/P_t − ½ is thus"
+            " never above ½, which is Adam's. With noise R_t ≥ N occurs in up to"
+            f" {max(r['best_case_share'] for r in noisy):.0%} of rounds, because noise lengthens Δ, not"
+            " because the rounds are better. Rounds with R_t ≤ P_t/2, for which the proof promises nothing,"
+            f" are between {min(r['no_guarantee_share'] for r in exact):.0%} and"
+            f" {max(r['no_guarantee_share'] for r in exact):.0%} of all without noise. P_t exceeds its limit"
+            f" (1 − (1−c)^N)/c for the fitted c in {len(over)} of {len(exact)} noiseless cases: the last"
+            " step of the proof divides two upper bounds by each other. The descent step of the proof, f(x⁺)"
+            " ≤ f(x) − (R/P − ½)η‖∇f‖²/(√β₂G + ε), is broken under the conditions without noise for N in"
+            f" {sorted({r['N'] for r in loose})}, in up to"
             f" {max((r['descent_broken_share'] for r in loose), default=0.0):.0%} of rounds; f itself rises"
-            " in up to"
-            f" {max(r['rising_share'] for r in strict):.0%} of rounds of these cases, against"
+            f" in up to {max(r['rising_share'] for r in strict):.0%} of rounds of these cases, against"
             f" {max(r['rising_share'] for r in rows if r['N'] == 1 and r['noise'] == 'none'):.0%} of Adam's."
-            " The proof replaces ΣΔ² by"
-            " P·Σ∇², where P² is due, and bounds √v by G, where v holds squares of Δ, up to (NG)²."
-            f" The bound with S itself fails in {len(failed)} of {len(strict)} of these cases, although its"
-            " best"
-            " case is not met in any."
+            " The proof replaces ΣΔ² by P·Σ∇², where P² is due, and bounds √v by G, where v holds squares of"
+            f" Δ, up to (NG)². The bound with S itself fails in {len(failed)} of {len(strict)} of these"
+            " cases; theorem1_worst_case has longer runs."
         ),
     )
 
@@ -339,13 +342,11 @@ def worst_case(scale: Scale, seed: int = 0) -> Check:
         rows=rows,
         verdict="holds" if steady and 1 not in steady else "does not hold",
         explanation=(
-            f"After {rounds[-1]} rounds without noise, in the setting that satisfies the conditions, ‖∇f‖² is"
-            f" {last[1]['last_square_mean']:.1e} for Adam. It stays above {ROUNDING:g} for N in {steady}"
+            f"After {rounds[-1]} rounds without noise, in the setting that satisfies the conditions, ‖∇f‖²"
+            f" is {last[1]['last_square_mean']:.1e} for Adam. It stays above {ROUNDING:g} for N in {steady}"
             + "".join(f", at {last[n]['last_square_mean']:.1e} for N = {n}" for n in steady[-1:])
             + ". With ε large a step is up to ηP/ε = P/2L times the gradient, and beyond 2/L (P > 4) a"
-            " quadratic's"
-            " steepest direction is overshot. The mean of ‖∇f‖² levels off while the best-case bound falls"
-            " as 1/T:"
-            f" by that round it is broken in some seeds for N in {broken}."
+            " quadratic's steepest direction is overshot. The mean of ‖∇f‖² levels off while the best-case"
+            f" bound falls as 1/T: by that round it is broken in some seeds for N in {broken}."
         ),
     )

@@ -43,7 +43,7 @@ def fair_gradient(federation: Federation, alpha: float, x: Floats) -> Floats:
 def fair_minimiser(federation: Federation, alpha: float, x: Floats, first: Floats) -> Floats:
     """The minimiser of Σ p_k·first_k·(F_k/first_k)^(α+1), from a starting point.
 
-    With equal first losses it is the α-fair minimiser; with others it has AdaFedAdam's weights (F_k/first_k)^α.
+    With equal first losses it is α-fair; with others AdaFedAdam's weights (F_k/first_k)^α minimise it.
     """
 
     def parts(at: Floats) -> tuple[float, Floats, Floats]:
@@ -54,8 +54,8 @@ def fair_minimiser(federation: Federation, alpha: float, x: Floats, first: Float
         weights = federation.shares * lag**alpha
         rank_one = slopes[:, :, None] * slopes[:, None, :] / losses[:, None, None]
         curves = federation.objective.hessians(points) + alpha * rank_one
-        # The logarithm and its gradient, because large powers overflow. The curvature leaves out the square of
-        # the gradient, which is zero at the minimum, so that it stays positive.
+        # The logarithm and its gradient, because large powers overflow. The curvature leaves out the square
+        # of the gradient, which is zero at the minimum, so that it stays positive.
         total = float(federation.shares @ (first * lag ** (alpha + 1)))
         unit = total * highest / (alpha + 1)
         value = math.log(total) + (alpha + 1) * math.log(highest)
@@ -155,19 +155,15 @@ def fair_direction(scale: Scale, seed: int = 0) -> Check:
         verdict=judge(len(exact), len(rows)),
         explanation=(
             "With equal first losses (all clients start at log 2) and one local step the smallest cosine"
-            " between them"
-            f" is 1 − {1 - min(r['cosine_min'] for r in of('equal', True)):.0e}: Equation 6 holds. α = 0"
-            " gives the"
-            f" mean's gradient whatever the first losses (1 − {1 - min(r['cosine_min'] for r in plain):.0e})."
-            " With"
-            " several local steps each update turns away from its gradient: the mean angle is"
+            f" between them is 1 − {1 - min(r['cosine_min'] for r in of('equal', True)):.0e}: Equation 6"
+            " holds. α = 0 gives the mean's gradient whatever the first losses (1 −"
+            f" {1 - min(r['cosine_min'] for r in plain):.0e}). With several local steps each update turns"
+            " away from its gradient: the mean angle is"
             f" {min(r['angle_mean'] for r in of('equal', False)):.1f}° to"
             f" {max(r['angle_mean'] for r in of('equal', False)):.1f}°. With unequal first losses, the"
-            " largest"
-            f" {unequal[0]['first_loss_spread']:.1f} times the smallest, the weights are (F_k/F_k(x⁰))^α and"
-            " not F_k^α:"
-            f" with one step the mean angle is {unequal[0]['angle_mean']:.1f}° at α = {unequal[0]['alpha']:g}"
-            " and"
+            f" largest {unequal[0]['first_loss_spread']:.1f} times the smallest, the weights are"
+            " (F_k/F_k(x⁰))^α and not F_k^α: with one step the mean angle is"
+            f" {unequal[0]['angle_mean']:.1f}° at α = {unequal[0]['alpha']:g} and"
             f" {unequal[-1]['angle_mean']:.1f}° at α = {unequal[-1]['alpha']:g}, and single angles reach"
             f" {max(r['angle_max'] for r in unequal):.0f}°."
         ),
@@ -251,24 +247,17 @@ def minimax_limit(scale: Scale, seed: int = 0) -> Check:
         verdict=judge(sum((nearer == len(distances) - 1, farthest < 1e-6, astray < 1e-6)), 3),
         explanation=(
             f"The distance of the α-fair minimiser from the minimax solution (largest loss {top.max():.4f})"
-            " falls from"
-            f" {distances[0]:.3f} at α = 0 to {distances[-1]:.1e} at α = {rows[-1]['alpha']:g}, about as 1/α"
-            " (the"
-            f" last two rows: {distances[-2] / distances[-1]:.2f} times nearer for"
+            f" falls from {distances[0]:.3f} at α = 0 to {distances[-1]:.1e} at α = {rows[-1]['alpha']:g},"
+            f" about as 1/α (the last two rows: {distances[-2] / distances[-1]:.2f} times nearer for"
             f" {rows[-1]['alpha'] / rows[-2]['alpha']:g} times the α); at AdaFedAdam's default α = 1 it is"
             f" {next((r['distance_to_minimax'] for r in rows if r['alpha'] == 1), math.nan):.3f}. Started"
-            " with equal"
-            f" first losses, AdaFedAdam ends within {farthest:.0e} of the α-fair minimiser for α up to"
-            f" {run[-1]['alpha']:g}, with 1 and with 10 local steps (these updates keep the gradient's"
-            " direction)."
-            f" Started where first losses are {', '.join(f'{v:.2f}' for v in loss_aside)} it ends"
-            f" {run[-1]['adafedadam_distance_unequal']:.3f} away from it at α = {run[-1]['alpha']:g}, and"
-            " within"
-            f" {max(r['adafedadam_distance_unequal_to_lagging'] for r in run):.0e} of the minimiser with"
-            " losses divided"
-            f" by first ones. That one tends to the minimax of F_k/F_k(x⁰), which is"
-            f" {np.linalg.norm(best - best_lag):.3f} from the minimax of F_k: without equal first losses the"
-            " claim"
-            " does not hold."
+            f" with equal first losses, AdaFedAdam ends within {farthest:.0e} of the α-fair minimiser for α"
+            f" up to {run[-1]['alpha']:g}, with 1 and with 10 local steps (these updates keep the gradient's"
+            f" direction). Started where first losses are {', '.join(f'{v:.2f}' for v in loss_aside)} it"
+            f" ends {run[-1]['adafedadam_distance_unequal']:.3f} away from it at α = {run[-1]['alpha']:g},"
+            f" and within {max(r['adafedadam_distance_unequal_to_lagging'] for r in run):.0e} of the"
+            " minimiser with losses divided by first ones. That one tends to the minimax of F_k/F_k(x⁰),"
+            f" which is {np.linalg.norm(best - best_lag):.3f} from the minimax of F_k: without equal first"
+            " losses the claim does not hold."
         ),
     )

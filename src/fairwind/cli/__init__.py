@@ -1,0 +1,103 @@
+"""The command line: compare, resume, report, paper, sweep, data, list."""
+
+import io
+import os
+import sys
+import time
+import warnings
+from contextlib import redirect_stderr
+from dataclasses import fields
+from typing import Annotated, Any, NoReturn
+
+import tyro
+
+from fairwind import __version__
+from fairwind.cli.catalogue import Data, List
+from fairwind.cli.compare import Compare, Report, Resume
+from fairwind.cli.study import Paper, Sweep
+from fairwind.cli.terminal import err, out
+from fairwind.engine.ranks import find
+from fairwind.errors import InputError, unknown
+
+PATIENCE = 10  # seconds
+
+
+def _refuse(command: Any, word: str) -> InputError:
+    """What to say of a word that the command does not know."""
+    if not word.startswith("-"):
+        return InputError(f"unexpected argument {word!r}: see --help for what goes where")
+    positional = ("setup", "directory", "studies", "file")
+    names = [f.name.replace("_", "-") for f in fields(command) if f.name not in positional]
+    return unknown("option", word, ["--" + name for name in names] + ["--help"])
+
+
+COMMANDS = ("compare", "resume", "report", "paper", "sweep", "data", "list")
+Command = (
+    Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Resume, tyro.conf.subcommand("resume")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Paper, tyro.conf.subcommand("paper")]
+    | Annotated[Sweep, tyro.conf.subcommand("sweep")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
+    | Annotated[List, tyro.conf.subcommand("list")]
+)
+
+
+def _parse() -> tuple[Any, list[str]]:
+    """The command the user typed, and the words it does not know."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(
+                Command,
+                prog="fairwind",
+                description="Fast, fair federated learning.",
+                return_unknown_args=True,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if stop.code != 2:
+            raise
+        # The parser draws a box over several lines; its first sentence names the argument.
+        inside = [line.strip("│ ") for line in said.getvalue().splitlines() if line.startswith("│")]
+        message = (
+            " ".join(inside).partition(" Got errors")[0].partition(" ──")[0].partition(" For ")[0].strip()
+        )
+        raise InputError(f"{message.rstrip('.')}; see 'fairwind {sys.argv[1]} --help'") from None
+
+
+def _fail(message: str) -> NoReturn:
+    """One line of error and exit code 2; what rank 0 stumbles over too, it alone says."""
+    if err.quiet:
+        time.sleep(PATIENCE)  # when rank 0 fails, torchrun ends this rank meanwhile
+        err.quiet = False
+    err.print(f"fairwind: error: {message}", style="red", soft_wrap=True)
+    sys.exit(2)
+
+
+def main() -> NoReturn:
+    """Runs a command; a user's mistake is one line and exit code 2."""
+    if not find().first:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        err.quiet = True
+    warnings.showwarning = lambda message, *_: err.print(f"fairwind: {message}", soft_wrap=True)
+    try:
+        if not (words := sys.argv[1:]):
+            sys.argv.append("--help")
+        if words == ["--version"]:
+            out.print(f"fairwind {__version__}")
+            sys.exit(0)
+        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+            raise unknown("command", words[0], COMMANDS)
+        command, rest = _parse()
+        if rest:
+            raise _refuse(command, rest[0])
+        if find().first or isinstance(command, Compare | Resume):
+            command.run()
+    except InputError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.strerror}: {error.filename}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)

@@ -1,0 +1,173 @@
+"""paper and sweep: studies of many runs, the paper's or one's own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.table import Table
+
+from fairwind import setups
+from fairwind.cli.terminal import advance, out, say
+from fairwind.comparison import environment
+from fairwind.data import store
+from fairwind.data.federation import Federation
+from fairwind.data.source import Source
+from fairwind.engine.precision import Precision
+from fairwind.engine.ranks import find
+from fairwind.engine.simulation import Switch
+from fairwind.errors import InputError, unknown
+from fairwind.files import write_json
+from fairwind.paper import theory
+from fairwind.paper.studies import STUDIES, THEORY, Scale, scaled
+from fairwind.setups import Where
+from fairwind.study import Finished, Panel, Study, choose, missing, narrowed, read_runs, read_study
+from fairwind.study import run as train_job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the runs of a study are trained, and where they go."""
+
+    data_dir: Path | None = None
+    """Folder with the setups' files, each in a folder of its name (femnist, cifar10, sent140, glove)."""
+    cache: Path | None = None
+    """Folder of prepared data (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto takes a GPU where there is one."""
+    compile: Switch = "auto"
+    """Compile the local step; auto does where a compiler is found and the runs are long enough."""
+    precision: Precision = "auto"
+    """How local steps are computed, unless a panel says so itself: float32, tf32, bf16 or auto."""
+    setups: tuple[str, ...] = ()
+    """Train only these setups, such as synthetic or cifar10:beta=0.1 (all if not given)."""
+    seeds: tuple[int, ...] = ()
+    """Train only these seeds (all if not given)."""
+    runs: tuple[Path, ...] = ()
+    """Further folders of finished comparisons; what they hold is not trained again."""
+    report_only: bool = False
+    """Train nothing: write the pages from the runs at hand."""
+    checkpoint_every: float = 30
+    """Seconds between checkpoints: what a kill may cost."""
+
+    def where(self, setup: str) -> Where:
+        """Where the files of a setup are."""
+        name = setup.partition(":")[0]
+        if self.data_dir is None or not isinstance(setups.find(setup).data, Source):
+            return Where(cache=self.cache)
+        own, glove = self.data_dir / name, self.data_dir / "glove"
+        reads_glove = name == "sent140" and glove.is_dir()
+        return Where(own if own.is_dir() else self.data_dir, glove if reads_glove else None, self.cache)
+
+    def do(self, chosen: list[Study], out_dir: Path, again: str) -> None:
+        """Trains what is missing of the studies, and writes their pages."""
+        if find().world > 1:
+            raise InputError("a study is trained by one process: start it without torchrun")
+        for study in chosen:
+            for panel in study.panels:
+                panel.check()
+        finished, refused = read_runs(out_dir, *self.runs)
+        for line in refused:
+            say(line)
+        options = {"device": self.device, "compile": self.compile, "precision": self.precision}
+        panels = narrowed([p for study in chosen for p in study.panels], self.setups, self.seeds)
+        jobs = [] if self.report_only else missing(panels, finished, self.where, **options)
+        failed = []
+        for number, job in enumerate(jobs, 1):
+            recipe = job.recipe
+            say(f"{number} of {len(jobs)}: {', '.join(recipe.algorithms)} on {recipe.setup}")
+            try:
+                train_job(job, out_dir, lambda d, s: advance(d, s, self.checkpoint_every, again), say)
+            except InputError as error:
+                failed.append(f"{recipe.setup}: {error}")
+                say(f"left out: {failed[-1]}")
+        finished, _ = read_runs(out_dir, *self.runs)
+        for study in chosen:
+            self.show(study, finished, out_dir)
+        if failed:
+            raise InputError(f"{len(failed)} of {len(jobs)} could not be trained; the first, {failed[0]}")
+
+    def show(self, study: Study, finished: list[Finished], out_dir: Path) -> None:
+        from fairwind.report import write_study  # charts need a second to load
+
+        def find_data(panel: Panel) -> Federation | None:
+            digest = next((r.digest for runs in choose(panel, finished).values() for r in runs), None)
+            entry = store.find(digest, self.cache) if digest else None
+            return entry.load() if entry else None
+
+        write_study(study, finished, out_dir / study.name, find_data)
+        out.print(f"{study.title}: {out_dir / study.name / 'index.html'}", soft_wrap=True, markup=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper(Training):
+    """Reproduce the paper: its tables, figures and theory, beside the published numbers.
+
+    Runs that are finished are not run again, and what was stopped goes on: give the same command. Runs of
+    other machines join by themselves when their folders lie in --out, or are named by --runs.
+    """
+
+    studies: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")] = ()
+    """Studies, or all; --list shows them."""
+    list: bool = False
+    """Show the studies, and how many of their runs are there."""
+    scale: Scale = "full"
+    """full is the paper's; reduced takes fewer rounds; smoke only shows that everything runs."""
+    out: Path = Path("runs") / "paper"
+    """Directory for the runs, pages, figures and LaTeX tables."""
+
+    def run(self) -> None:
+        known = {name: scaled(study, self.scale) for name, study in STUDIES.items()}
+        if self.list or not self.studies:
+            return self._list(known)
+        names = [*known, THEORY] if self.studies == ("all",) else list(self.studies)
+        for name in names:
+            if name not in (*known, THEORY):
+                raise unknown("study", name, [*known, THEORY, "all"])
+        if THEORY in names:
+            self._theory()
+        studies = [known[name] for name in names if name != THEORY]
+        if studies:
+            words = " ".join(["fairwind paper", *self.studies, f"--scale {self.scale} --out {self.out}"])
+            self.do(studies, self.out, words)
+        return None
+
+    def _theory(self) -> None:
+        from fairwind.report import write_theory
+
+        say("checking the theory")
+        checks = theory.study(self.scale)
+        found = {"scale": self.scale, "environment": environment("cpu"), "checks": checks}
+        (self.out / THEORY).mkdir(parents=True, exist_ok=True)
+        write_json(self.out / THEORY / "theory.json", found)
+        write_theory(self.out / THEORY, found)
+        out.print(f"Theory: {self.out / THEORY / 'index.html'}", soft_wrap=True, markup=False)
+
+    def _list(self, known: dict[str, Study]) -> None:
+        finished, _ = read_runs(self.out, *self.runs)
+        table = Table(show_header=True, box=None, padding=(0, 2, 1, 0))
+        for name in ("study", "runs there", "what it asks"):
+            table.add_column(name)
+        for name, study in known.items():
+            wanted = sum(len(panel.algorithms) * len(panel.seeds) for panel in study.panels)
+            there = sum(len(runs) for p in study.panels for runs in choose(p, finished).values())
+            table.add_row(f"[bold]{name}[/]", f"{there} of {wanted}", study.question)
+        table.add_row(
+            f"[bold]{THEORY}[/]", "", "Do the theorems hold on convex problems with known constants?"
+        )
+        out.print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Training):
+    """Run a study of your own: a grid of setups, algorithms, settings and seeds from a TOML file."""
+
+    file: tyro.conf.Positional[Path]
+    """The study, as in docs/studies.md."""
+    out: Path | None = None
+    """Directory for the runs and the page (runs/NAME, from the file's name, if not given)."""
+
+    def run(self) -> None:
+        study = read_study(self.file)
+        path = self.out or Path("runs") / study.name
+        self.do([study], path, f"fairwind sweep {self.file} --out {path}")

@@ -1,0 +1,290 @@
+"""Studies: what a run is known by, what is trained and what is not, and the pages."""
+
+import gzip
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import tyro
+
+import layouts
+from command import refused, succeeded
+from fairwind.cli.compare import Compare
+from fairwind.comparison import Recipe, RunDirectory, settings_of
+from fairwind.engine.simulation import Simulation
+from fairwind.errors import InputError
+from fairwind.paper.studies import STUDIES, scaled
+from fairwind.setups import Where, find
+from fairwind.study import Finished, Panel, RunKey, choose, missing, narrowed, read_runs, read_study, run
+
+SMALL = "synthetic:clients=4"
+PANEL = Panel("small", SMALL, ("fedavg", "adafedadam"), (0, 1), {"rounds": 4, "eval_every": 2})
+OPTIONS = {"device": "cpu", "compile": "off"}
+
+
+def train_all(directory: RunDirectory, simulation: Simulation) -> None:
+    simulation.run()
+    directory.write_history(simulation)
+
+
+def train(panel: Panel, out: Path) -> list[Finished]:
+    """Trains what a panel lacks in `out`; returns all runs that are there then."""
+    for job in missing([panel], read_runs(out)[0], lambda _: Where(), **OPTIONS):
+        run(job, out, train_all, print)
+    return read_runs(out)[0]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("study")
+    train(PANEL, out)
+    return out
+
+
+def key(setup: str, algorithm: str, **changes: object) -> RunKey:
+    return RunKey.of(setup, algorithm, 0, asdict(settings_of(setup, **changes)))
+
+
+def test_a_run_is_known_by_what_decides_its_numbers() -> None:
+    same = key("synthetic", "adafedadam:alpha=1")
+    assert same == key("synthetic:classes=10,clients=100", "adafedadam:warmup=6,alpha=1.0")
+    assert same == key("synthetic", "adafedadam", compile="off", memory=2.0, eval_every=1)
+    assert same != key("synthetic:classes=5", "adafedadam")
+    assert same != key("synthetic", "adafedadam:alpha=2")
+    assert same != key("synthetic", "adafedadam", lr=0.02)
+    assert same != key("synthetic", "adafedadam", epochs=(1, 3))
+    assert same != key("synthetic", "adafedadam", probe_samples=512)
+
+
+def test_a_finished_study_is_small_and_lacks_nothing(trained: Path) -> None:
+    (folder,) = (trained / "runs").iterdir()
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "clients.safetensors",
+        "history.jsonl.gz",
+        "results.json",
+    ]
+    assert str(trained) not in (folder / "results.json").read_text()
+    runs, refused_files = read_runs(trained)
+    assert not refused_files
+    assert len(runs) == 4
+    assert not missing([PANEL], runs, lambda _: Where())
+    for each in runs:
+        assert [line["round"] for line in each.history] == [0, 2, 4]
+        assert each.accuracy is not None
+        assert each.row["final"]["avg"] == pytest.approx(float(each.accuracy.mean()), abs=1e-4)
+
+
+def test_only_what_is_missing_is_trained(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "all")
+    wider = replace(PANEL, algorithms=("fedavg", "fednova", "adafedadam:alpha=1"), seeds=(0, 1, 2))
+    runs, _ = read_runs(tmp_path / "all")
+    jobs = missing([PANEL, wider], runs, lambda _: Where())
+    wanted = {(j.recipe.algorithms, j.recipe.seeds) for j in jobs}
+    assert wanted == {(("fednova",), (0, 1, 2)), (("fedavg", "adafedadam:alpha=1"), (2,))}
+    chosen = choose(wider, train(wider, tmp_path / "all"))
+    assert {spec: [r.key.seed for r in found] for spec, found in chosen.items()} == {
+        spec: [0, 1, 2] for spec in wider.algorithms
+    }
+
+
+def test_a_run_joined_from_two_machines_is_the_run_of_one(trained: Path, tmp_path: Path) -> None:
+    for seed in PANEL.seeds:
+        train(replace(PANEL, seeds=(seed,)), tmp_path / str(seed))
+    joined = choose(PANEL, read_runs(tmp_path / "0", tmp_path / "1")[0])
+    whole = choose(PANEL, read_runs(trained)[0])
+    for spec in PANEL.algorithms:
+        for one, other in zip(joined[spec], whole[spec], strict=True):
+            assert one.folder != other.folder
+            assert one.row["final"] == pytest.approx(other.row["final"], rel=1e-5)
+
+
+def test_a_study_that_was_stopped_ends_with_the_same_bits(trained: Path, tmp_path: Path) -> None:
+    def stopped(directory: RunDirectory, simulation: Simulation) -> None:
+        simulation.step()
+        directory.save(simulation)
+        raise KeyboardInterrupt
+
+    (job,) = missing([PANEL], [], lambda _: Where(), **OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        run(job, tmp_path, stopped, print)
+    assert not read_runs(tmp_path)[0]
+    again = train(PANEL, tmp_path)
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    for one, other in zip(again, read_runs(trained)[0], strict=True):
+        assert one.row == other.row
+        assert one.history == other.history
+
+
+def test_results_whose_names_lack_parameters_are_read_by_place(trained: Path, tmp_path: Path) -> None:
+    (folder,) = (trained / "runs").iterdir()
+    old = tmp_path / "old"
+    shutil.copytree(folder, old)
+    results = json.loads((old / "results.json").read_text())
+    results["config"]["algorithms"] = ["fedavg:lr=0.1", "adafedadam:alpha=3"]
+    (old / "results.json").write_text(json.dumps(results))
+    (old / "history.jsonl").write_bytes(gzip.decompress((old / "history.jsonl.gz").read_bytes()))
+    (old / "history.jsonl.gz").unlink()
+    runs, _ = read_runs(tmp_path)
+    assert [(r.row["algorithm"], r.key.seed) for r in runs] == [
+        ("fedavg:lr=0.1", 0),
+        ("fedavg:lr=0.1", 1),
+        ("adafedadam:alpha=3", 0),
+        ("adafedadam:alpha=3", 1),
+    ]
+    assert {line["algorithm"] for line in runs[2].history} == {"adafedadam:alpha=3"}
+    assert all(not found for found in choose(PANEL, runs).values())
+
+
+def test_runs_on_other_data_are_not_joined(trained: Path) -> None:
+    runs, _ = read_runs(trained)
+    first, *rest = runs
+    elsewhere = {**first.results, "federation": {**first.results["federation"], "digest": "other"}}
+    chosen = choose(PANEL, [first._replace(results=elsewhere), *rest])
+    assert [len(found) for found in chosen.values()] == [1, 2]
+    assert [len(found) for found in choose(PANEL, runs, digest="other").values()] == [0, 0]
+
+
+def test_a_panel_that_names_a_precision_takes_no_other(trained: Path) -> None:
+    runs, _ = read_runs(trained)
+    exact = replace(PANEL, changes={**PANEL.changes, "precision": "float32"})
+    half = replace(PANEL, changes={**PANEL.changes, "precision": "bf16"})
+    assert [len(found) for found in choose(exact, runs).values()] == [2, 2]
+    assert [len(found) for found in choose(half, runs).values()] == [0, 0]
+
+
+def test_damaged_results_are_passed_over_and_named(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "results.json").write_text("{")
+    runs, said = read_runs(tmp_path)
+    assert len(runs) == 4
+    assert len(said) == 1
+    assert "bad/results.json is passed over" in said[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"solver": "momentum"},
+        {"solver": "nesterov", "momentum": 0.5},
+        {"epochs": (1, 3), "lr": 0.1, "batch_size": 7, "weight_decay": 0.01},
+        {"participation": 10, "probe_samples": 5, "eval_every": 3, "rounds": 12, "precision": "bf16"},
+    ],
+)
+def test_the_recorded_command_is_the_recipe(changes: dict) -> None:
+    settings = settings_of("synthetic", **changes)
+    recipe = Recipe("synthetic:classes=5", ("fedavg:lr=0.1", "adafedadam"), (0, 3), settings)
+    words = recipe.command().split()
+    assert words[:2] == ["fairwind", "compare"]
+    assert tyro.cli(Compare, args=words[2:]).recipe() == recipe
+
+
+def test_narrowing_keeps_what_is_named() -> None:
+    panels = STUDIES["heterogeneity"].panels
+    assert [p.setup for p in narrowed(panels, ["cifar10:beta=0.1"], ())] == ["cifar10:beta=0.1"]
+    assert {p.seeds for p in narrowed(panels, ["cifar10"], (2, 7))} == {(2,)}
+    assert len(narrowed(panels, [], ())) == len(panels)
+
+
+@pytest.mark.parametrize("scale", ["smoke", "reduced", "full"])
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+def test_the_papers_studies_are_sound(study, scale) -> None:  # type: ignore[no-untyped-def]
+    smaller = scaled(study, scale)
+    for panel, whole in zip(smaller.panels, study.panels, strict=True):
+        panel.check()
+        assert panel.algorithms == whole.algorithms
+        assert panel.settings().rounds <= whole.settings().rounds
+        if scale == "full":
+            assert whole.settings().rounds in (30, find(whole.setup).rounds)
+
+
+TOML = """
+title = "How fair?"
+question = "What does alpha buy?"
+
+[[grid]]
+setups = ["synthetic:clients=4"]
+algorithms = ["fedavg", "adafedadam:alpha={0,2}"]
+seeds = [0]
+rounds = 2
+eval_every = 1
+lr = [0.01, 0.1]
+"""
+
+
+def test_a_file_becomes_a_study(tmp_path: Path) -> None:
+    (tmp_path / "fair.toml").write_text(TOML)
+    study = read_study(tmp_path / "fair.toml")
+    assert (study.name, study.title) == ("fair", "How fair?")
+    assert [p.title for p in study.panels] == ["synthetic:clients=4, lr 0.01", "synthetic:clients=4, lr 0.1"]
+    assert study.panels[1].settings().solver.lr == 0.1
+    assert study.panels[0].algorithms == ("fedavg", "adafedadam:alpha=0", "adafedadam:alpha=2")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("lr =", "learning_rate ="), "unknown setting in a grid of .*'learning_rate'"),
+        (("[[grid]]", "[[grids]]"), "unknown key of .*'grids': did you mean 'grid'"),
+        (('"fedavg"', '"fedagv"'), "unknown algorithm 'fedagv': did you mean 'fedavg'"),
+        (('["synthetic:clients=4"]', '"synthetic"'), "setups in a grid of .* must be a list"),
+        (("rounds = 2", "rounds = 0"), "rounds=0 is out of range"),
+        (('title = "', "title = "), "is not TOML"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    (tmp_path / "fair.toml").write_text(TOML.replace(*change))
+    with pytest.raises(InputError, match=message):
+        read_study(tmp_path / "fair.toml")
+
+
+def test_a_sweep_by_command_trains_once_and_shows_its_page(tmp_path: Path) -> None:
+    (tmp_path / "fair.toml").write_text(TOML)
+    words = ("sweep", tmp_path / "fair.toml", "--out", tmp_path / "out", "--device", "cpu")
+    first = succeeded(*words)
+    assert "2 of 2: fedavg, adafedadam:alpha=0, adafedadam:alpha=2 on synthetic:clients=4" in first.stderr
+    again = succeeded(*words)
+    assert "on synthetic" not in again.stderr
+    page = (tmp_path / "out" / "fair" / "index.html").read_text()
+    assert "AdaFedAdam (alpha=2)" in page
+    content = json.loads((tmp_path / "out" / "fair" / "study.json").read_text())
+    assert [panel["missing"] for panel in content["panels"]] == [{}, {}]
+    assert {row["algorithm"] for row in content["panels"][1]["summary"]} == {
+        "fedavg",
+        "adafedadam:alpha=0",
+        "adafedadam:alpha=2",
+    }
+    for name in ("average-0.pdf", "worst30-1.png", "distribution-0.png"):
+        assert (tmp_path / "out" / "fair" / "figures" / name).stat().st_size > 1000
+    assert r"\begin{tabular}" in (tmp_path / "out" / "fair" / "tables.tex").read_text()
+
+
+def test_the_paper_by_command(tmp_path: Path) -> None:
+    """Panels of real and generated data, the theory, and what is left out where data cannot be had."""
+    layouts.everything(tmp_path / "files")
+    out = tmp_path / "out"
+    words = ("--scale", "smoke", "--device", "cpu", "--out", out, "--cache", tmp_path / "cache")
+    given = ("--data-dir", tmp_path / "files", "--setups", "femnist", "sent140", "synthetic")
+    succeeded("paper", "convergence", "theory", *words, *given)
+    panels = json.loads((out / "convergence" / "study.json").read_text())["panels"]
+    complete = [not panel["missing"] for panel in panels]
+    assert complete == [True, False, True, True]  # CIFAR-10 was not asked for
+    assert all(cell["paper"] for row in panels[0]["paper"].values() for cell in row.values())
+    assert len(json.loads((out / "theory" / "theory.json").read_text())["checks"]) >= 6
+    assert (out / "theory" / "index.html").exists()
+    assert "15 of 20" in succeeded("paper", "--list", *words).stdout
+
+
+def test_mistakes_with_the_paper_are_named(tmp_path: Path) -> None:
+    assert "unknown study 'convergance': did you mean 'convergence'?" in refused("paper", "convergance")
+    said = refused(
+        *("paper", "resources", "--scale", "smoke", "--device", "cpu", "--out", tmp_path / "out"),
+        *("--cache", tmp_path / "cache", "--data-dir", tmp_path / "nowhere"),
+    )
+    assert "1 of 1 could not be trained" in said
+    assert "does not exist" in said
+    assert (tmp_path / "out" / "resources" / "index.html").exists()
+    assert "cannot read" in refused("sweep", tmp_path / "none.toml")
