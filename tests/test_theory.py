@@ -152,6 +152,19 @@ def test_theorem_2_fails_near_the_optimum_although_all_its_assumptions_hold() ->
     assert course.gaps[1] > course.gaps[0]
 
 
+def test_the_rounds_of_theorem_2_step_by_c_eta() -> None:
+    """In the first round m̂ = g and v̂ = g², so x¹ = x⁰ − C·η·g/(|g| + ε)."""
+    given = setup(False, 10, 0)
+    federation, x = given.federation, np.zeros(DIMENSIONS)
+    course = run(given, x, 1)
+    played = play(federation, adafedadam(alpha=0), x)
+    g, c = played.total / float(played.sums.weight), float(played.state.certainty)
+    assert c > 1.5
+    stepped = x - c * given.lr * g / (np.abs(g) + given.eps)
+    gap = federation.loss(stepped) - federation.loss(given.optimum)
+    assert course.gaps[1] == pytest.approx(gap, rel=1e-12)
+
+
 # Section 4.3
 
 
@@ -189,7 +202,7 @@ def test_adafedadam_with_default_adam_ends_at_the_same_place() -> None:
     """The large ε of the checks does not move the resting place: Adam's own ε, with a rate that falls."""
     federation = two_clients(40.0, (12, 3))
     x, state = np.zeros(2), None
-    for rate in 0.1 * 0.5 ** np.arange(24):
+    for rate in 0.1 * 0.5 ** np.arange(16):
         algorithm = adafedadam(alpha=0, lr=float(rate), warmup=None)
         for _ in range(40):
             played = play(federation, algorithm, x, state)

@@ -16,7 +16,7 @@ from fairwind.paper.theory.problems import Check, Federation, Logistic, Row, Sca
 BETA2 = 0.999
 CLIENTS, SAMPLES, DIMENSIONS = 6, 40, 5
 ROUNDING = 1e-9  # a gradient below this share of G is rounding
-NEAR = 1e-4  # the distance of a start near the optimum in each coordinate, times a standard normal number
+NEAR = 1e-5  # the distance of a start near the optimum in each coordinate, times a standard normal number
 LOCAL_RATE = 0.5  # in units of 1/max L_k
 
 
@@ -68,7 +68,9 @@ def setup(alike: bool, local_steps: int, seed: int) -> Setup:
     scales = np.exp(rng.standard_normal((CLIENTS, 1, DIMENSIONS)))
     truths = 0.5 * rng.standard_normal((CLIENTS, DIMENSIONS))
     inputs = rng.standard_normal((CLIENTS, SAMPLES, DIMENSIONS)) * scales
-    chance = 1 / (1 + np.exp(-np.einsum("knd,kd->kn", inputs, truths)))
+    chance = (
+        1 + 0.6 * np.tanh(np.einsum("knd,kd->kn", inputs, truths) / 2)
+    ) / 2  # never sure: f* is attained
     signed = np.where(rng.random(chance.shape) < chance, 1.0, -1.0)[:, :, None] * inputs
     if alike:
         signed = np.broadcast_to(signed[:1], signed.shape)

@@ -87,10 +87,10 @@ class Logistic(NamedTuple):
         slope: Floats
         if rng is not None:  # K = 1: a batch for each point, drawn with replacement
             samples = self.signed[0][rng.integers(self.signed.shape[1], size=(len(points), self.batch_size))]
-            wrong = 1 / (1 + np.exp(np.einsum("knd,kd->kn", samples, points)))
+            wrong = (1 - np.tanh(np.einsum("knd,kd->kn", samples, points) / 2)) / 2
             slope = self.ridge * points - np.einsum("kn,knd->kd", wrong, samples) / self.batch_size
             return slope
-        wrong = 1 / (1 + np.exp(self._margins(points)))
+        wrong = (1 - np.tanh(self._margins(points) / 2)) / 2
         each = (
             wrong @ self.signed[0] if len(self.signed) == 1 else np.einsum("kn,knd->kd", wrong, self.signed)
         )
@@ -98,7 +98,7 @@ class Logistic(NamedTuple):
         return slope
 
     def hessians(self, points: Floats) -> Floats:
-        wrong = 1 / (1 + np.exp(self._margins(points)))
+        wrong = (1 - np.tanh(self._margins(points) / 2)) / 2
         spread = (wrong * (1 - wrong))[:, :, None] * self.signed
         curves: Floats = np.swapaxes(spread, 1, 2) @ self.signed / self.signed.shape[1]
         return curves + self.ridge * np.eye(points.shape[1])

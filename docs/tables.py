@@ -1,0 +1,232 @@
+"""Writes the tables of README.md and docs/reproduction.md, and their figures, from the files under results/.
+
+    python docs/tables.py            # after new results
+    python docs/tables.py --check    # exit code 1 where a page does not show what results/ holds
+
+A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->`; NAME is a function of TABLES.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from fairwind.paper.studies import STUDIES, THEORY
+from fairwind.report import charts, pareto, theory
+from fairwind.report.beside import BESIDE, STATISTICS, against_others, beside_paper, distance, rounds_to
+from fairwind.report.page import plain_spec, write_figure
+from fairwind.report.study import Shown, show
+from fairwind.report.table import MEASURES, algorithm_of, best_rows, display_name, seed_count
+from fairwind.study import Finished, missing, read_runs
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "reproduction.md")
+FIGURES = ROOT / "docs" / "figures"
+MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.S)
+
+
+@cache
+def runs() -> tuple[Finished, ...]:
+    return tuple(read_runs(ROOT / "results")[0])
+
+
+@cache
+def panel(study: str, number: str) -> Shown:
+    chosen = STUDIES[study]
+    return show(chosen.panels[int(number)], list(runs()))
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def summary(study: str, number: str, *keys: str) -> str:
+    """Means ± standard deviations over seeds, the best in bold."""
+    record = panel(study, number).record
+    assert record is not None
+    shown = [m for m in MEASURES if m.key in (keys or ("avg", "std", "worst30", "avg_weighted"))]
+    best = {m.key: best_rows(record.results, m) for m in shown}
+    several = seed_count(record.results) > 1
+    rows = []
+    for row in record.results["summary"]:
+        cells = []
+        for m in shown:
+            mean, std = row[m.key]["mean"], row[m.key]["std"]
+            digits = 1 if m.digits == 2 else m.digits
+            text = "–" if mean is None else f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if several else "")
+            cells.append(f"**{text}**" if row["algorithm"] in best[m.key] else text)
+        rows.append([display_name(row["algorithm"]), *cells])
+    return table(["algorithm", *(m.name for m in shown)], rows)
+
+
+def beside(study: str, number: str, statistics: str = "plain") -> str:
+    """Ours / the paper's (difference in pooled standard deviations), † where the place differs."""
+    shown = panel(study, number)
+    assert shown.record is not None
+    cells = beside_paper(shown.record.results["summary"], shown.panel.published, statistics.replace("-", " "))
+    rows = []
+    for label, row in cells.items():
+        texts = []
+        for cell in row.values():
+            apart = "" if cell.pooled is None else f" ({cell.pooled:+.1f} σ)"
+            texts.append(f"{cell.ours:.1f}{'' if cell.in_order else ' †'} / {cell.paper:.1f}{apart}")
+        rows.append([display_name(label), *texts])
+    return table(["algorithm", *(f"{m.name}, ours / paper" for m in BESIDE.values())], rows)
+
+
+def paired(study: str, number: str) -> str:
+    """AdaFedAdam minus each other algorithm, with 95 % intervals."""
+    record = panel(study, number).record
+    assert record is not None
+    one, found = against_others(record)
+    rows = [
+        [display_name(other), *(f"{i.difference:+.1f} [{i.low:+.1f}, {i.high:+.1f}]" for i in row.values())]
+        for other, row in found.items()
+    ]
+    return table([f"{display_name(one)} minus", *(m.name for m in BESIDE.values())], rows)
+
+
+def targets(study: str, number: str) -> str:
+    """Rounds until the average reaches a target."""
+    record = panel(study, number).record
+    assert record is not None
+    found = rounds_to(record)
+    goals = list(next(iter(found.values())))
+    rows = [[display_name(k), *("–" if v[x] is None else str(v[x]) for x in goals)] for k, v in found.items()]
+    return table(["rounds to an average of", *(f"{x} %" for x in goals)], rows)
+
+
+def readings() -> str:
+    """How far each reading of Synthetic lies from the paper, nearest first."""
+    rows = []
+    for number, each in enumerate(STUDIES["readings"].panels):
+        record = panel("readings", str(number)).record
+        if record is None:
+            continue
+        away, places = [], []
+        for statistics in STATISTICS:
+            cells = beside_paper(record.results["summary"], each.published, statistics)
+            away.append(distance(cells))
+            places.append(sum(cell.in_order for row in cells.values() for cell in row.values()))
+        texts = [f"{a:.1f} ({p} of 15)" for a, p in zip(away, places, strict=True)]
+        rows.append((min(away), [each.title, *texts]))
+    return table(["data", *STATISTICS], [row for _, row in sorted(rows)])
+
+
+def tuned(number: str) -> str:
+    """Each algorithm with its default rate, and with the best of the grid."""
+    record = panel("tuned", number).record
+    assert record is not None
+    by: dict[str, list[dict]] = {}
+    for row in record.results["summary"]:
+        if row["avg"]["mean"] is not None:
+            by.setdefault(algorithm_of(row["algorithm"]), []).append(row)
+    defaults = ("fedavg:lr=1", "fednova:lr=1", "qfedavg:lr=1", "fedadam:lr=0.001", "adafedadam:lr=0.001")
+    rows = []
+    for rates in by.values():
+        texts = []
+        for row in (
+            next(r for r in rates if r["algorithm"] in defaults),
+            max(rates, key=lambda r: r["avg"]["mean"]),
+        ):
+            rate = row["algorithm"].partition("lr=")[2]
+            texts += [rate, " / ".join(f"{row[key]['mean']:.1f}" for key in BESIDE)]
+        rows.append([display_name(rates[0]["algorithm"].partition(":")[0]), *texts])
+    return table(["algorithm", "default rate", "average / STD / worst 30 %", "best rate", "with it"], rows)
+
+
+def verdicts() -> str:
+    """The theory's claims, and what was found."""
+    content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
+    return table(["claim", "verdict"], [[c["claim"], c["verdict"]] for c in content["checks"]])
+
+
+def made() -> str:
+    """Every comparison under results/runs: where and when it was made, how long it took."""
+    folders = {run.folder: run for run in runs()}
+    rows = []
+    for folder, run in sorted(folders.items()):
+        e, config = run.results["environment"], run.results["config"]
+        device = e["processor"] if e["device"] == "cpu" else e["device"]
+        rows.append(
+            [
+                f"[{folder.name}](../{folder.relative_to(ROOT)}/results.json)",
+                f"{len(run.results['runs'])} × {config['rounds']}",
+                f"{device}, {run.precision}",
+                str(e["commit"]),
+                e["date"][:10],
+                f"{run.results['timing']['seconds']:,.0f}",
+            ]
+        )
+    return table(["comparison", "runs × rounds", "device", "commit", "date", "seconds"], rows)
+
+
+def remaining() -> str:
+    """What has not been run yet, by study."""
+    rows = []
+    for name, study in STUDIES.items():
+        jobs = missing(study.panels, list(runs()), lambda setup: None)  # type: ignore[arg-type,return-value]
+        count = sum(len(job.recipe.algorithms) * len(job.recipe.seeds) for job in jobs)
+        where = ", ".join(dict.fromkeys(job.recipe.setup for job in jobs))
+        if jobs:
+            rows.append([f"`fairwind paper {name}`", f"{count}", where])
+    return table(["command", "runs left", "setups"], rows)
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    f.__name__: f for f in (summary, beside, paired, targets, readings, tuned, verdicts, made, remaining)
+}
+
+
+def rendered(text: str) -> str:
+    """A page with its tables made anew."""
+
+    def fill(found: re.Match[str]) -> str:
+        name, *arguments = found[2].split()
+        return f"{found[1]}{TABLES[name](*arguments)}{found[3]}"
+
+    return MARKED.sub(fill, text)
+
+
+def write_figures() -> None:
+    """The pages' figures, as PNG and PDF."""
+    FIGURES.mkdir(exist_ok=True)
+    for name, number, key, title in (
+        ("synthetic-average", "3", "avg", "Synthetic: average accuracy of clients, %"),
+        ("synthetic-worst30", "3", "worst30", "Synthetic: accuracy of the worst-off 30 % of clients, %"),
+        ("femnist-worst30", "0", "worst30", "FEMNIST, 374 writers: accuracy of the worst-off 30 %, %"),
+        ("cifar10-worst30", "1", "worst30", "CIFAR-10, Dir(0.05): accuracy of the worst-off 30 %, %"),
+    ):
+        record = panel("convergence", number).record
+        assert record is not None
+        spec = plain_spec(charts.curves(record, key, title))
+        write_figure(FIGURES / name, spec, charts.theme(record.labels, "light"))
+    record = panel("alpha", "0").record
+    assert record is not None
+    write_figure(
+        FIGURES / "alpha-front", plain_spec(pareto.pareto(record)), charts.theme(record.labels, "light")
+    )
+    content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
+    for check in content["checks"]:
+        if check["name"] in ("bias_unequal_smoothness", "theorem1_equal_budgets"):
+            chart = theory.lines(check)
+            assert chart is not None
+            light = charts.theme(list(theory.NAMES), "light")
+            write_figure(FIGURES / check["name"].replace("_", "-"), plain_spec(chart), light)
+
+
+def main() -> None:
+    stale = [page for page in PAGES if page.exists() and rendered(page.read_text()) != page.read_text()]
+    if "--check" in sys.argv:
+        sys.exit("\n".join(f"{page.name} is not what results/ holds" for page in stale) or 0)
+    for page in stale:
+        page.write_text(rendered(page.read_text()))
+        print(f"{page.relative_to(ROOT)}: tables written anew")
+    write_figures()
+
+
+if __name__ == "__main__":
+    main()
