@@ -109,8 +109,8 @@ READINGS = Study(
     charts=("readings", "curves"),
 )
 
-# FedAdam's rate times AdaFedAdam's mean certainty in the convergence study: 3.7 on Synthetic, 3.5 on the subset
-# of FEMNIST, and 1.8 on CIFAR-10, which two rates enclose.
+# FedAdam's rate times AdaFedAdam's mean certainty in the convergence study: 3.7 on Synthetic, 3.5 on FEMNIST,
+# and 1.8 on CIFAR-10, which two rates enclose.
 LARGER_STEP = {"synthetic": "0.0037", "femnist": "0.0035", "cifar10": "{0.0015,0.003}"}
 STEP_RULES = _specs("adafedadam:warmup={0,6,none}")
 
