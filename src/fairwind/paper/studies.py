@@ -150,10 +150,10 @@ TUNED = Study(
             TITLES[name],
             name,
             _specs(
-                "fedavg:lr={0.3,1,1.5,2,3}",
-                "fedadam:lr={0.0003,0.001,0.003,0.01,0.03}",
+                "fedavg:lr={0.3,1,1.5,2,3,5}",
+                "fedadam:lr={0.0003,0.001,0.003,0.01,0.03,0.1}",
                 "fednova:lr={0.3,1,1.5,2,3}",
-                "qfedavg:lr={0.3,1,3,10,30}",
+                "qfedavg:lr={0.3,1,3,10,30,100}",
                 "adafedadam:lr={0.0003,0.001,0.003,0.01,0.03}",
             ),
             seeds=(0, 1, 2) if name == "synthetic" else (0,),
