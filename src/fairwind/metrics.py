@@ -41,8 +41,8 @@ def fairness(accuracy: ArrayLike, loss: ArrayLike, size: ArrayLike) -> dict[str,
     return {
         "avg": float(mean),
         "std": float(a.std()),
-        "worst30": _tail(a),
-        "best30": 0.0 - _tail(-a),
+        "worst30": worst_mean(a),
+        "best30": 0.0 - worst_mean(-a),
         "worst": float(a.min()),
         "avg_weighted": weighted,
         "std_weighted": math.sqrt(float(np.average((a - weighted) ** 2, weights=n))),
@@ -51,7 +51,7 @@ def fairness(accuracy: ArrayLike, loss: ArrayLike, size: ArrayLike) -> dict[str,
         "jain": _jain(a),
         "gini": _gini(a),
         "loss_avg": float(f.mean()),
-        "loss_worst30": 0.0 - _tail(-f),
+        "loss_worst30": 0.0 - worst_mean(-f),
     }
 
 
@@ -109,7 +109,7 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {k: v if math.isfinite(v) else None for k, v in values.items()}
 
 
-def _tail(values: Floats) -> float:
+def worst_mean(values: Floats) -> float:
     """Mean of the lowest 30 %, of at least one; NaN if any value is."""
     if np.isnan(values).any():
         return math.nan
