@@ -1,10 +1,10 @@
 """What α does to clients' training losses, and whether their test losses follow.
 
-    python benchmarks/lag.py [--setup synthetic] [--alphas 0 1 2 4 8] [--seeds 0 1 2] --json results/alpha/lag.json
+    python benchmarks/lag.py [--alphas 0 1 2 4 8] [--seeds 0 1 2] --json results/alpha/lag.json
 
-AdaFedAdam weighs a client by I^α, I its training loss over its first one. Printed are, over clients and as means
-over seeds, the mean of I, its mean over the 30 % of clients that lag most, and its relative standard deviation;
-then mean and worst 30 % of the test loss.
+AdaFedAdam weighs a client by I^α, I its training loss over its first one. Printed are, over clients and as
+means over seeds, the mean of I, its mean over the 30 % of clients that lag most, and its relative standard
+deviation; then mean and worst 30 % of the test loss.
 """
 
 import argparse
