@@ -150,7 +150,7 @@ TUNED = Study(
             TITLES[name],
             name,
             _specs(
-                "fedavg:lr={0.3,1,1.5,2,3,5,10}",
+                "fedavg:lr={0.3,1,1.5,2,3,5,10,30}",
                 "fedadam:lr={0.0003,0.001,0.003,0.01,0.03,0.1,0.3}",
                 "fednova:lr={0.3,1,1.5,2,3}",
                 "qfedavg:lr={0.3,1,3,10,30,100}",

@@ -98,6 +98,7 @@ def theme(labels: list[str], mode: Literal["light", "dark"]) -> dict[str, Any]:
         },
         "rule": {"color": quiet},
         "point": {"color": text},
+        "text": {"color": text},
         "range": {
             "category": [PALETTE[mode][name] for name, _ in styles(labels)],
             "heatmap": {"scheme": "viridis"},

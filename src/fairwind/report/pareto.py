@@ -75,20 +75,19 @@ def pareto(record: Record) -> alt.LayerChart:
     line = front(found)
     right = max(p["error"] for p in found) * 1.03
     top = max(p["rsd"] for p in found) * 1.05
-    area, height = [], top
-    for p in line:  # a staircase: all that is to the right of a point and above it
-        area += [{"error": p["error"], "low": height}, {"error": p["error"], "low": p["rsd"]}]
-        height = p["rsd"]
-    area.append({"error": right, "low": height})
-    area = [row | {"high": top} for row in area]
+    # All that is to the right of a point of the front and above it: a staircase.
+    steps = [*((p["error"], p["rsd"]) for p in line), (right, line[-1]["rsd"])]
+    area = [{"error": x, "rsd": y, "high": top} for x, y in steps]
     low = min(p["error"] for p in found)
     x = alt.X(
         "error:Q", title="average error of clients, %", scale=alt.Scale(zero=False, domainMin=low * 0.97)
     )
     y = alt.Y("rsd:Q", title="relative standard deviation of error", scale=alt.Scale(zero=False))
-    shade = alt.Chart(alt.InlineData(area)).mark_area(opacity=0.12, interpolate="linear")
-    layers: list[alt.Chart] = [shade.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))]
-    layers.append(alt.Chart(alt.InlineData(line)).mark_line(strokeWidth=2).encode(x=x, y=y))
+    stairs = alt.Chart(alt.InlineData(area)).encode(x=x, y=y)
+    layers: list[alt.Chart] = [
+        stairs.mark_area(opacity=0.12, interpolate="step-after").encode(y2=alt.Y2("high:Q")),
+        stairs.mark_line(strokeWidth=1.5, interpolate="step-after"),
+    ]
     base = alt.Chart(alt.InlineData(found)).encode(x=x, y=y)
     tooltip = ["name:N", alt.Tooltip("error:Q", format=".2f"), alt.Tooltip("rsd:Q", format=".3f")]
     shapes = alt.Scale(domain=["AdaFedAdam", "baseline"], range=["circle", "square"])
@@ -106,7 +105,7 @@ def pareto(record: Record) -> alt.LayerChart:
         layer=layers,
         width="container",
         height=420,
-        title="Error and its spread: the front of AdaFedAdam’s α, and what it dominates",
+        title="The front of AdaFedAdam’s α, and what it dominates",
         description="Pareto front of average error and its relative standard deviation over clients",
     )
 

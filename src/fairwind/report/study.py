@@ -186,13 +186,13 @@ def known_tables(shown: list[Shown]) -> list[latex.Table]:
 def _facts(shown: list[Shown]) -> dict[str, str]:
     runs = [run for each in shown for found in each.chosen.values() for run in found]
     wanted = sum(len(each.panel.algorithms) * len(each.panel.seeds) for each in shown)
-    machines = dict.fromkeys(str(run.results["environment"].get("device")) for run in runs)
-    processors = dict.fromkeys(str(run.results["environment"].get("processor")) for run in runs)
-    commits = dict.fromkeys(str(run.results["environment"].get("commit")) for run in runs)
+    made = [run.results["environment"] for run in runs]
+    devices = dict.fromkeys(str(e["processor"] if e["device"] == "cpu" else e["device"]) for e in made)
+    commits = dict.fromkeys(str(e["commit"]) for e in made)
     facts = {
         "panels": f"{len(shown)}",
         "runs": f"{len(runs):,} of {wanted:,}",
-        "devices": ", ".join(p if m == "cpu" else m for m in machines for p in list(processors)[:1]),
+        "devices": ", ".join(devices),
         "commits": ", ".join(commits),
     }
     return {key: value for key, value in facts.items() if value}
@@ -222,7 +222,7 @@ def _charts(study: Study, shown: list[Shown], find_data: FindData) -> Iterable[t
             continue
         has_curves = any(line["round"] for line in record.history)
         if "pareto" in study.charts:
-            if pareto.points(record):
+            if pareto.front(pareto.points(record)):
                 yield f"pareto-{i}", pareto.pareto(record)
             if has_curves:
                 yield f"alpha-average-{i}", pareto.alpha_curves(record, "avg", "Average accuracy by α, %")
@@ -326,7 +326,7 @@ def _beside(record: Record, table: str) -> str:
     """Ours, the paper's, and the difference, measure by measure."""
     cells = beside_paper(record.results["summary"], table)
     several = seed_count(record.results) > 1
-    head = ["", *("ours", "paper", "difference") * len(BESIDE)]
+    head = ["", *("ours", "paper", "apart") * len(BESIDE)]
     above = [("", 1), *((measure.name, 3) for measure in BESIDE.values())]
     rows = [
         [display_name(label), *(text for key in BESIDE for text in _cell(row[key], several))]
@@ -383,6 +383,8 @@ def _targets(record: Record) -> str:
 def _trade(record: Record) -> str:
     """What the front says, in words."""
     found = pareto.points(record)
+    if not pareto.front(found):
+        return ""
     best, beaten = pareto.knee(found), pareto.dominated(found)
     baselines = [p for p in found if p["kind"] == "baseline"]
     words = f"Some α beats {len(beaten)} of {count(len(baselines), 'baseline')} in both error and its spread"

@@ -1,0 +1,176 @@
+"""Our numbers beside the paper's, differences with their intervals, the front of α, LaTeX."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairwind.algorithms import PAPER
+from fairwind.metrics import fairness, paired_differences
+from fairwind.report import latex, pareto, write_theory
+from fairwind.report.beside import BESIDE, against_others, beside_paper, distance, published, rounds_to
+from fairwind.report.record import Record
+
+TABLES = published()["tables"]
+
+
+def summary(rows: dict[str, dict[str, list[float]]]) -> list[dict]:
+    """A summary that says what a table of the paper does."""
+    return [
+        {"algorithm": name} | {key: {"mean": mean, "std": std} for key, (mean, std) in row.items()}
+        for name, row in rows.items()
+    ]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_published_table_is_whole(name: str) -> None:
+    rows = TABLES[name]["rows"]
+    assert sorted(rows) == sorted(PAPER)
+    for row in rows.values():
+        assert list(row) == list(BESIDE)
+        assert all(0 <= mean <= 100 and 0 <= std < 11 for mean, std in row.values())
+        assert row["worst30"][0] < row["avg"][0]
+
+
+def test_published_numbers_are_the_papers() -> None:
+    """Four of them, read from the paper's own tables by eye."""
+    assert TABLES["convergence/femnist"]["rows"]["adafedadam"]["worst30"] == [74.16, 0.3]
+    assert TABLES["convergence/synthetic"]["rows"]["fedadam"]["worst30"] == [57.15, 10.56]
+    assert TABLES["resources"]["rows"]["fednova"]["std"] == [24.99, 2.15]
+    assert TABLES["heterogeneity/1"]["rows"]["fedadam"]["avg"] == [71.22, 0.17]
+
+
+def test_the_paper_beside_itself_does_not_differ() -> None:
+    for name, table in TABLES.items():
+        cells = beside_paper(summary(table["rows"]), name)
+        assert distance(cells) == 0
+        assert all(cell.in_order and cell.difference == 0 for row in cells.values() for cell in row.values())
+
+
+def test_differences_are_in_pooled_standard_deviations_and_places_are_marked() -> None:
+    rows = json.loads(json.dumps(TABLES["convergence/cifar10"]["rows"]))
+    rows["fedavg"]["avg"] = [66.47, 1.0]  # the highest, where the paper has it third; and 30 more than there
+    cells = beside_paper(summary(rows), "convergence/cifar10")
+    cell = cells["fedavg"]["avg"]
+    assert cell.difference == pytest.approx(30)
+    assert cell.pooled == pytest.approx(30 / math.sqrt((1.0**2 + 0.75**2) / 2))
+    moved = {label for label, row in cells.items() if not row["avg"].in_order}
+    assert moved == {"fedavg", "adafedadam", "fedadam"}
+    assert all(row["std"].in_order for row in cells.values())
+    assert distance(cells) == pytest.approx(30 / math.sqrt(15))
+
+
+def test_a_constant_lead_over_every_client_has_no_uncertainty() -> None:
+    b = np.random.default_rng(0).uniform(20, 80, (3, 50))
+    found = paired_differences(b + 5, b, draws=200)
+    for name in ("avg", "worst30"):
+        assert found[name] == pytest.approx((5, 5, 5))
+    assert found["std"] == pytest.approx((0, 0, 0), abs=1e-9)
+
+
+def test_the_difference_is_that_of_the_metrics_and_lies_in_its_interval() -> None:
+    draw = np.random.default_rng(1)
+    a, b = draw.uniform(40, 100, (2, 3, 37))
+    a[:, 4] = b[:, 9] = np.nan  # clients without test samples
+    found = paired_differences(a, b, draws=500)
+    kept = [k for k in range(37) if k not in (4, 9)]
+    ones = np.ones(len(kept))
+    for name, interval in found.items():
+        means = [np.mean([fairness(row[kept], ones, ones)[name] for row in x]) for x in (a, b)]
+        assert interval.difference == pytest.approx(means[0] - means[1])
+        assert interval.low < interval.difference < interval.high
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    draw = np.random.default_rng(2)
+    held = 0
+    for _ in range(100):
+        hardness = draw.normal(60, 15, (1, 40))
+        a, b = (hardness + lead + draw.normal(0, 4, (3, 40)) for lead in (2, 0))
+        interval = paired_differences(a, b, draws=200)["avg"]
+        held += interval.low <= 2 <= interval.high
+    assert held >= 88  # of 95 expected
+
+
+def record(labels: list[str], averages: dict[str, list[float]]) -> Record:
+    """A record with a curve of averages for each label, and one client."""
+    runs = [{"algorithm": label, "seed": 0} for label in labels]
+    history = [
+        {"algorithm": label, "seed": 0, "round": 10 * t, "avg": value}
+        for label in labels
+        for t, value in enumerate(averages[label])
+    ]
+    results = {"runs": runs, "summary": [{"algorithm": label} for label in labels]}
+    accuracy = np.array([[averages[label][-1]] * 2 for label in labels], np.float32)
+    return Record(results, history, accuracy, np.ones(2), np.ones(2), ["0", "1"])
+
+
+def test_rounds_to_a_target() -> None:
+    given = record(["fedavg", "adafedadam"], {"fedavg": [10, 35, 45], "adafedadam": [10, 62, 61]})
+    assert rounds_to(given) == {
+        "fedavg": {30: 10, 40: 20, 50: None, 60: None},
+        "adafedadam": {30: 10, 40: 10, 50: 10, 60: 10},
+    }
+
+
+def test_adafedadams_default_is_what_others_are_compared_with() -> None:
+    labels = ["fedavg", "adafedadam:alpha=0", "adafedadam:alpha=1"]
+    one, found = against_others(record(labels, {label: [10.0 * i] for i, label in enumerate(labels, 1)}))
+    assert one == "adafedadam:alpha=1"
+    assert {other: i["avg"].difference for other, i in found.items()} == {
+        "fedavg": 20,
+        "adafedadam:alpha=0": 10,
+    }
+
+
+def point(name: str, error: float, rsd: float, kind: str = "AdaFedAdam") -> dict:
+    return {"name": name, "kind": kind, "error": error, "rsd": rsd}
+
+
+def test_the_front_its_knee_and_what_it_dominates() -> None:
+    ours = [
+        point("a", 10, 5),
+        point("b", 11, 2),
+        point("c", 20, 1),
+        point("beaten", 12, 3),
+        point("twin", 11, 2),
+    ]
+    others = [point(n, *xy, "baseline") for n, xy in {"in": (12, 4), "out": (9, 9), "low": (30, 0.5)}.items()]
+    found = [*others, *ours]
+    assert [p["error"] for p in pareto.front(found)] == [10, 11, 20]
+    assert [p["name"] for p in pareto.dominated(found)] == ["in"]
+    knee = pareto.knee(found)
+    assert knee is not None
+    assert knee["error"] == 11
+    assert pareto.knee(ours[:2]) is None  # two points have no knee
+    line = [point("a", 1, 3), point("b", 2, 2), point("c", 3, 1)]
+    assert pareto.knee(line) is None  # nor has a straight line
+
+
+def test_latex_escapes_and_marks_the_best() -> None:
+    row = latex.Row(
+        "FedAdam (lr_x=2)",
+        [(64.25, 1.0), (None, None)],
+        [(62.81, 1.02), (8.18, 1.33)],
+        [True, False],
+    )
+    text = latex.tables("A & B", [latex.Table("50 % of α", ["average", "worst 30 %"], [row])])
+    assert (
+        r"FedAdam (lr\_x=2) & \textbf{64.25 $\pm$ 1.00} & 62.81 $\pm$ 1.02 & -- & 8.18 $\pm$ 1.33 \\" in text
+    )
+    assert r"\caption{50 \% of $\alpha$}" in text
+    assert r"worst 30 \% (ours) & worst 30 \% (paper)" in text
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 1
+
+
+def test_the_recorded_theory_becomes_a_page(tmp_path: Path) -> None:
+    recorded = Path(__file__).parents[1] / "results" / "theory" / "theory.json"
+    content = json.loads(recorded.read_text())
+    write_theory(tmp_path, content)
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert len(content["checks"]) == 9
+    for check in content["checks"]:
+        assert f'id="{check["name"]}"' in page
+        assert (tmp_path / "figures" / f"{check['name']}.png").stat().st_size > 5000
