@@ -138,6 +138,29 @@ def tuned(number: str) -> str:
     return table(["algorithm", "default rate", "average / STD / worst 30 %", "best rate", "with it"], rows)
 
 
+def lag() -> str:
+    """What α does to clients' training losses, and to their test losses."""
+    rows = json.loads((ROOT / "results" / "alpha" / "lag.json").read_text())["rows"]
+    head = ["", "mean I", "worst 30 % of I", "RSD of I", "test loss", "test loss, worst 30 %"]
+    return table(
+        head, [[display_name(row["algorithm"]), *(f"{row[k]:.3f}" for k in list(row)[1:])] for row in rows]
+    )
+
+
+def speed() -> str:
+    """How long the runs of the README's tables took."""
+    shown = {"Synthetic": "3", "FEMNIST": "0", "CIFAR-10": "1"}
+    texts = []
+    for name, number in shown.items():
+        folders = {r.folder: r for found in panel("convergence", number).chosen.values() for r in found}
+        runs = sum(len(r.results["runs"]) for r in folders.values())
+        seconds = sum(r.results["timing"]["seconds"] for r in folders.values())
+        first = next(iter(folders.values())).results["environment"]
+        device = first["processor"] if first["device"] == "cpu" else first["device"]
+        texts.append(f"{name}: {runs} runs in {seconds:,.0f} s ({device})")
+    return f"{'; '.join(texts)}. Runs of one comparison are stacked and train at once.\n"
+
+
 def verdicts() -> str:
     """The theory's claims, and what was found."""
     content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
@@ -177,7 +200,8 @@ def remaining() -> str:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    f.__name__: f for f in (summary, beside, paired, targets, readings, tuned, verdicts, made, remaining)
+    f.__name__: f
+    for f in (summary, beside, paired, targets, readings, tuned, lag, speed, verdicts, made, remaining)
 }
 
 
