@@ -1,5 +1,7 @@
 """paper and sweep: studies of many runs, the paper's or one's own."""
 
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +11,13 @@ from rich.table import Table
 
 from fairwind import setups
 from fairwind.cli.terminal import advance, out, say
-from fairwind.comparison import environment
+from fairwind.comparison import RunDirectory, environment
 from fairwind.data import store
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find
-from fairwind.engine.simulation import Switch
+from fairwind.engine.simulation import Simulation, Switch
 from fairwind.errors import InputError, unknown
 from fairwind.files import write_json
 from fairwind.paper import theory
@@ -59,8 +61,13 @@ class Training:
         reads_glove = name == "sent140" and glove.is_dir()
         return Where(own if own.is_dir() else self.data_dir, glove if reads_glove else None, self.cache)
 
-    def do(self, chosen: list[Study], out_dir: Path, again: str) -> None:
+    def do(self, chosen: list[Study], out_dir: Path) -> None:
         """Trains what is missing of the studies, and writes their pages."""
+        again = shlex.join(["fairwind", *sys.argv[1:]])
+
+        def train(directory: RunDirectory, simulation: Simulation) -> None:
+            advance(directory, simulation, self.checkpoint_every, again, save_last=False)
+
         if find().world > 1:
             raise InputError("a study is trained by one process: start it without torchrun")
         for study in chosen:
@@ -77,7 +84,7 @@ class Training:
             recipe = job.recipe
             say(f"{number} of {len(jobs)}: {', '.join(recipe.algorithms)} on {recipe.setup}")
             try:
-                train_job(job, out_dir, lambda d, s: advance(d, s, self.checkpoint_every, again), say)
+                train_job(job, out_dir, train, say)
             except InputError as error:
                 failed.append(f"{recipe.setup}: {error}")
                 say(f"left out: {failed[-1]}")
@@ -128,8 +135,7 @@ class Paper(Training):
             self._theory()
         studies = [known[name] for name in names if name != THEORY]
         if studies:
-            words = " ".join(["fairwind paper", *self.studies, f"--scale {self.scale} --out {self.out}"])
-            self.do(studies, self.out, words)
+            self.do(studies, self.out)
         return None
 
     def _theory(self) -> None:
@@ -169,5 +175,4 @@ class Sweep(Training):
 
     def run(self) -> None:
         study = read_study(self.file)
-        path = self.out or Path("runs") / study.name
-        self.do([study], path, f"fairwind sweep {self.file} --out {path}")
+        self.do([study], self.out or Path("runs") / study.name)

@@ -28,8 +28,15 @@ def say(text: str) -> None:
     err.print(text, soft_wrap=True)
 
 
-def advance(directory: RunDirectory, simulation: Simulation, checkpoint_every: float, again: str) -> None:
-    """The rounds that are left, with a progress bar. Ctrl-C saves first, and says how to go on."""
+def advance(
+    directory: RunDirectory,
+    simulation: Simulation,
+    checkpoint_every: float,
+    again: str,
+    *,
+    save_last: bool = True,
+) -> None:
+    """The rounds that are left, with a progress bar. Ctrl-C saves first, and says to go on by `again`."""
     stop = Interrupt()
     written = len(simulation.history)
     bar = Progress(
@@ -52,7 +59,8 @@ def advance(directory: RunDirectory, simulation: Simulation, checkpoint_every: f
     )
 
     def save() -> None:
-        directory.save(simulation)
+        if save_last or not simulation.done:
+            directory.save(simulation)
         if not err.is_terminal:
             err.print(f"round {simulation.round} of {settings.rounds}")
 
