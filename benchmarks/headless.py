@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fairwind.comparison import RunDirectory
 from fairwind.engine.simulation import Simulation
+from fairwind.errors import InputError
 from fairwind.paper.studies import STUDIES, scaled
 from fairwind.setups import Where
 from fairwind.study import missing, narrowed, read_runs, read_study, run
@@ -33,13 +34,18 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", default="auto")
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--checkpoint-every", type=float, default=120, help="seconds between checkpoints")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop, and save, after so long")
     o = parser.parse_args()
     end = time.monotonic() + o.seconds
 
     def train(directory: RunDirectory, simulation: Simulation) -> None:
+        saved = time.monotonic()
         while not simulation.done:
             simulation.step()
+            if time.monotonic() - saved > o.checkpoint_every and not simulation.done:
+                directory.save(simulation)
+                saved = time.monotonic()
             if simulation.round % 10 == 0 or simulation.done:
                 averages = [f"{line['avg'] or 0:.1f}" for line in simulation.history[-len(simulation.runs) :]]
                 print(
@@ -60,6 +66,8 @@ def main() -> None:
         except OutOfTimeError:
             print("out of time; what was trained is saved", flush=True)
             return
+        except InputError as error:
+            print(f"left out: {error}", flush=True)
 
 
 if __name__ == "__main__":

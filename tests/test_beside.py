@@ -115,6 +115,14 @@ def test_rounds_to_a_target() -> None:
     }
 
 
+def test_a_target_counts_when_every_seed_is_known() -> None:
+    given = record(["fedavg"], {"fedavg": [95, 95, 40]})
+    late = [{"algorithm": "fedavg", "seed": 1, "round": 20, "avg": 30}]
+    assert rounds_to(given._replace(history=given.history + late)) == {"fedavg": {30: 20}}
+    lost = [{"algorithm": "fedavg", "seed": 1, "round": t, "avg": None} for t in (0, 10, 20)]
+    assert rounds_to(given._replace(history=given.history + lost)) == {"fedavg": {}}
+
+
 def test_adafedadams_default_is_what_others_are_compared_with() -> None:
     labels = ["fedavg", "adafedadam:alpha=0", "adafedadam:alpha=1"]
     one, found = against_others(record(labels, {label: [10.0 * i] for i, label in enumerate(labels, 1)}))
@@ -162,6 +170,9 @@ def test_latex_escapes_and_marks_the_best() -> None:
     )
     assert r"\caption{50 \% of $\alpha$}" in text
     assert r"worst 30 \% (ours) & worst 30 \% (paper)" in text
+    alone = latex.Row("One seed", [(1.0, None)], [], [False])
+    assert r"One seed & 1.00 \\" in latex.tables("", [latex.Table(r"a\b", ["average"], [alone])])
+    assert latex.escape(r"{a}\b^$") == r"\{a\}\textbackslash{}b\^{}\$"
     assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 1
 
 

@@ -10,14 +10,26 @@ import pytest
 import tyro
 
 import layouts
-from command import refused, succeeded
+from command import fairwind, refused, succeeded
 from fairwind.cli.compare import Compare
 from fairwind.comparison import Recipe, RunDirectory, settings_of
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.paper.studies import STUDIES, scaled
+from fairwind.report import write_study
 from fairwind.setups import Where, find
-from fairwind.study import Finished, Panel, RunKey, choose, missing, narrowed, read_runs, read_study, run
+from fairwind.study import (
+    Finished,
+    Panel,
+    RunKey,
+    Study,
+    choose,
+    missing,
+    narrowed,
+    read_runs,
+    read_study,
+    run,
+)
 
 SMALL = "synthetic:clients=4"
 PANEL = Panel("small", SMALL, ("fedavg", "adafedadam"), (0, 1), {"rounds": 4, "eval_every": 2})
@@ -185,7 +197,7 @@ def test_the_recorded_command_is_the_recipe(changes: dict) -> None:
 def test_narrowing_keeps_what_is_named() -> None:
     panels = STUDIES["heterogeneity"].panels
     assert [p.setup for p in narrowed(panels, ["cifar10:beta=0.1"], ())] == ["cifar10:beta=0.1"]
-    assert {p.seeds for p in narrowed(panels, ["cifar10"], (2, 7))} == {(2,)}
+    assert {p.seeds for p in narrowed(panels, ["cifar10"], (2,))} == {(2,)}
     assert len(narrowed(panels, [], ())) == len(panels)
 
 
@@ -288,3 +300,95 @@ def test_mistakes_with_the_paper_are_named(tmp_path: Path) -> None:
     assert "does not exist" in said
     assert (tmp_path / "out" / "resources" / "index.html").exists()
     assert "cannot read" in refused("sweep", tmp_path / "none.toml")
+
+
+def test_the_data_at_hand_decides_which_runs_count(trained: Path) -> None:
+    runs, _ = read_runs(trained)
+    assert not missing([PANEL], runs, lambda _: Where(), digest=lambda _: None)
+    (job,) = missing([PANEL], runs, lambda _: Where(), digest=lambda _: "of the whole set")
+    assert (job.recipe.algorithms, job.recipe.seeds) == (PANEL.algorithms, PANEL.seeds)
+
+
+def test_one_client_is_not_all_clients() -> None:
+    one, every = (replace(PANEL, changes={**PANEL.changes, "participation": p}) for p in (1, 1.0))
+    jobs = missing([one, every], [], lambda _: Where())
+    assert [repr(job.recipe.settings.participation) for job in jobs] == ["1", "1.0"]
+    assert "--participation 1" in jobs[0].recipe.command().split("--seeds")[1]
+    assert "participation" not in jobs[1].recipe.command()
+
+
+def test_panels_that_want_the_same_runs_train_them_once() -> None:
+    often = replace(PANEL, changes={**PANEL.changes, "eval_every": 1})
+    assert len(missing([PANEL, often], [], lambda _: Where())) == 1
+    whole, decimal = (replace(PANEL, changes={**PANEL.changes, "lr": lr}) for lr in (1, 1.0))
+    assert len(missing([whole, decimal], [], lambda _: Where())) == 1
+
+
+def test_any_precision_will_do_where_it_is_left_open(trained: Path) -> None:
+    open_ = replace(PANEL, changes={**PANEL.changes, "precision": "auto"})
+    assert [len(found) for found in choose(open_, read_runs(trained)[0]).values()] == [2, 2]
+
+
+def test_a_seed_without_clients_numbers_still_makes_a_page(trained: Path, tmp_path: Path) -> None:
+    for seed in PANEL.seeds:
+        train(replace(PANEL, seeds=(seed,)), tmp_path / str(seed))
+    (lost,) = (tmp_path / "0").rglob("clients.safetensors")
+    lost.unlink()
+    study = Study("page", "A page", "", (PANEL,))
+    write_study(study, read_runs(tmp_path)[0], tmp_path / "page")
+    (panel,) = json.loads((tmp_path / "page" / "study.json").read_text())["panels"]
+    assert panel["missing"] == {}
+    assert list(panel["against_others"]) == ["fedavg"]  # over the seed that is left
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("memory = [0.01, 0.02]", "memory=.* changes no result: give it one value"),
+        ("eval_every = [1, 2]", "eval_every=.* changes no result"),
+        ("rounds = []", "rounds=.* has no value"),
+        ("rounds = true", "rounds=True is not a whole number"),
+        ("epochs = [1, 2, 3]", "epochs=.* is neither a number nor a pair"),
+        ("epochs = [2]", "epochs=.* is neither a number nor a pair"),
+        ("seeds = 3", "seeds in a grid of .* must be a list"),
+        ("seeds = []", "seeds in a grid of .* must be a list"),
+        ('seeds = ["a"]', "seed='a' is not a whole number"),
+        ("seeds = [-1]", "seed=-1 is out of range"),
+        ('algorithms = ["fedavg:lr={1,2"]', "has a brace without its partner"),
+    ],
+)
+def test_values_that_cannot_be_used_are_named(tmp_path: Path, line: str, message: str) -> None:
+    name = line.partition(" =")[0]
+    kept = [text for text in TOML.splitlines() if not text.startswith(f"{name} =")]
+    (tmp_path / "fair.toml").write_text("\n".join([*kept, line]))
+    with pytest.raises(InputError, match=message):
+        read_study(tmp_path / "fair.toml")
+
+
+@pytest.mark.parametrize("charts", ['["pie"]', '"pareto"', "5", '["readings"]'])
+def test_charts_that_are_not_there_are_named(tmp_path: Path, charts: str) -> None:
+    (tmp_path / "fair.toml").write_text(f"charts = {charts}\n{TOML}")
+    with pytest.raises(InputError, match=r"charts? of"):
+        read_study(tmp_path / "fair.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--setups", "synthtic"), "unknown setup of these studies 'synthtic': did you mean 'synthetic'?"),
+        (("--seeds", "7"), "seed 7 is in none of these studies"),
+        (("--runs", "nowhere"), "--runs nowhere is no folder"),
+        (("--device", "gpu"), "device 'gpu' is neither cpu nor cuda"),
+        (("--out", "/proc/none"), "cannot write to /proc/none"),
+        (("--checkpoint-every", "-1"), "checkpoint_every=-1.0 is out of range"),
+    ],
+)
+def test_mistaken_options_are_named_before_anything_is_trained(
+    tmp_path: Path, words: tuple[str, str], message: str
+) -> None:
+    given = ("--out", tmp_path / "out") if words[0] != "--out" else ()
+    said = fairwind("paper", "solvers", "--scale", "smoke", *given, *words)
+    assert said.returncode == 2
+    assert message in said.stderr
+    assert len(said.stderr.splitlines()) == 1
+    assert not list(tmp_path.rglob("results.json"))

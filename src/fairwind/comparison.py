@@ -69,7 +69,8 @@ class Recipe:
         given = dataclasses.asdict(self.settings)
         local, own_local = given.pop("solver"), own.pop("solver")
         machine = ("device", "compile", "memory", "engine")  # whatever the next machine has
-        changed = {k: v for k, v in given.items() if v != own[k] and k not in machine}
+        # As text, because 1 (one client) and 1.0 (all of them) are equal.
+        changed = {k: v for k, v in given.items() if json.dumps(v) != json.dumps(own[k]) and k not in machine}
         changed |= {k: v for k, v in local.items() if v != own_local[k]}
         if {"momentum", "nesterov"} & set(changed):
             kind = (
@@ -122,6 +123,9 @@ def settings_of(setup: str, **changes: Any) -> Settings:
     local = {name: changes.pop(name) for name in solver_fields if name in changes}
     if isinstance(local.get("epochs"), list):
         local["epochs"] = tuple(local["epochs"])
+    for name in ("lr", "momentum", "weight_decay"):
+        if isinstance(local.get(name), int):
+            local[name] = float(local[name])
     solver = dataclasses.replace(known.solver, **{**(SOLVERS[named] if named else {}), **local})
     return Settings(**{"rounds": known.rounds, **changes, "solver": solver})
 

@@ -41,7 +41,7 @@ def in_range(low: float, high: float, **values: float) -> None:
 def whole(low: int, **values: int) -> None:
     """Refuses a value that is not a whole number, or below `low`."""
     for name, value in values.items():
-        if not isinstance(value, int):
+        if not isinstance(value, int) or isinstance(value, bool):
             raise InputError(f"{name}={value!r} is not a whole number")
         in_range(low, float("inf"), **{name: value})
 

@@ -49,6 +49,8 @@ def expand(spec: str) -> list[str]:
     """The specs that one with braces stands for: "adafedadam:alpha={0,1}" is two."""
     found = re.search(r"\{([^{}]*)\}", spec)
     if found is None:
+        if "{" in spec or "}" in spec:
+            raise InputError(f"{spec!r} has a brace without its partner: write name:parameter={{1,2}}")
         return [spec]
     before, after = spec[: found.start()], spec[found.end() :]
     return [each for value in found[1].split(",") for each in expand(before + value.strip() + after)]

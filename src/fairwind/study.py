@@ -23,7 +23,7 @@ from fairwind import algorithms, setups
 from fairwind.comparison import Recipe, RunDirectory, settings_of
 from fairwind.engine.simulation import Settings, Simulation
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, first_line, unknown
+from fairwind.errors import InputError, first_line, unknown, whole
 from fairwind.files import CLIENTS, HISTORY, RECIPE, RESULTS, write_atomic
 from fairwind.setups import Where
 from fairwind.spec import arguments, expand, parameters
@@ -32,6 +32,8 @@ Floats = NDArray[np.float32]
 
 RUNS = "runs"  # the folder of a study's output that holds the runs
 EXACT = ("float32", "tf32", "bf16")  # the most exact first
+CHARTS = ("curves", "distribution", "targets", "pareto", "rsd", "tuned", "labels")
+ALIKE = ("device", "compile", "memory", "engine", "eval_every")  # settings that decide no number
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,8 @@ def choose(panel: Panel, runs: Iterable[Finished], digest: str | None = None) ->
     with the same key the most exact is taken, then the newest; a panel that names a precision takes that.
     """
     wanted = {key for keys in panel.keys().values() for key in keys}
-    precision = panel.changes.get("precision")
-    found = [run for run in runs if run.key in wanted and (precision is None or run.precision == precision)]
+    precision = panel.changes.get("precision", "auto")
+    found = [run for run in runs if run.key in wanted and precision in ("auto", run.precision)]
     if digest is None and found:
         digests = [run.digest for run in found]
         digest = max(dict.fromkeys(digests), key=digests.count)
@@ -191,8 +193,15 @@ def choose(panel: Panel, runs: Iterable[Finished], digest: str | None = None) ->
 
 def narrowed(panels: Iterable[Panel], names: Iterable[str], seeds: tuple[int, ...]) -> list[Panel]:
     """The panels of some setups only, with some seeds only; none named is all."""
-    wanted = set(names)
-    kept = [p for p in panels if not wanted or {p.setup, p.setup.partition(":")[0]} & wanted]
+    panels, names = list(panels), list(names)
+    known = dict.fromkeys(n for p in panels for n in (p.setup, p.setup.partition(":")[0]))
+    for name in names:
+        if name not in known:
+            raise unknown("setup of these studies", name, known)
+    for seed in seeds:
+        if not any(seed in p.seeds for p in panels):
+            raise InputError(f"seed {seed} is in none of these studies; leave it out of --seeds")
+    kept = [p for p in panels if not names or {p.setup, p.setup.partition(":")[0]} & set(names)]
     return [replace(p, seeds=tuple(s for s in p.seeds if not seeds or s in seeds)) for p in kept]
 
 
@@ -204,23 +213,33 @@ class Job(NamedTuple):
 
 
 def missing(
-    panels: Iterable[Panel], runs: list[Finished], where: Callable[[str], Where], **options: Any
+    panels: Iterable[Panel],
+    runs: list[Finished],
+    where: Callable[[str], Where],
+    digest: Callable[[str], str | None] = lambda setup: None,
+    **options: Any,
 ) -> list[Job]:
-    """What the panels want and the runs do not hold, stacked where setup, settings and seeds are the same."""
-    groups: dict[tuple[str, Settings, tuple[int, ...]], dict[str, str]] = {}
+    """What the panels want and the runs do not hold, stacked where setup, settings and seeds are the same.
+
+    `digest` names the data of a setup that counts, where several are known; `options` are settings.
+    """
+    groups: dict[tuple[str, str, tuple[int, ...]], tuple[Settings, list[str]]] = {}
+    planned: set[tuple[RunKey, object]] = set()
     for panel in panels:
-        settings = panel.settings(**options)
-        for spec, there in choose(panel, runs).items():
-            done = {run.key.seed for run in there}
-            seeds = tuple(seed for seed in panel.seeds if seed not in done)
-            if seeds:
-                key = RunKey.of(panel.setup, spec, 0, dataclasses.asdict(settings))
-                group = groups.setdefault((panel.setup, settings, seeds), {})
-                group.setdefault(key.algorithm, spec)
-    jobs = []
-    for (setup, settings, seeds), specs in groups.items():
-        jobs.append(Job(Recipe(setup, tuple(specs.values()), seeds, settings), where(setup)))
-    return jobs
+        settings, keys = panel.settings(**options), panel.keys()
+        for spec, there in choose(panel, runs, digest(panel.setup)).items():
+            done = {run.key for run in there}
+            left = [key for key in keys[spec] if key not in done]
+            left = [key for key in left if (key, panel.changes.get("precision")) not in planned]
+            planned |= {(key, panel.changes.get("precision")) for key in left}
+            if left:
+                # As text, because 1 (one client) and 1.0 (all of them) are equal.
+                place = panel.setup, json.dumps(dataclasses.asdict(settings)), tuple(key.seed for key in left)
+                groups.setdefault(place, (settings, []))[1].append(spec)
+    return [
+        Job(Recipe(setup, tuple(specs), seeds, settings), where(setup))
+        for (setup, _, seeds), (settings, specs) in groups.items()
+    ]
 
 
 Train = Callable[[RunDirectory, Simulation], None]
@@ -238,6 +257,8 @@ def run(job: Job, out: Path, train: Train, say: Callable[[str], None]) -> None:
     anywhere = replace(recipe.settings, device="auto", compile="auto", memory=None)
     key = replace(recipe, settings=anywhere).digest[:10]
     path = out / RUNS / f"{recipe.setup.partition(':')[0]}-{key}"
+    if (path / RESULTS).exists():
+        return
     if (path / RECIPE).exists():
         directory = RunDirectory.open(path)
         simulation = directory.recipe.build(federation)
@@ -269,29 +290,43 @@ def read_study(file: Path) -> Study:
         if name not in known:
             raise unknown(f"key of {file}", name, known)
     grids = content.get("grid", [])
-    if not isinstance(grids, list) or not grids:
+    if not isinstance(grids, list) or not grids or not all(isinstance(grid, dict) for grid in grids):
         raise InputError(f"{file} has no [[grid]]: name at least its setups and algorithms in one")
     panels = tuple(panel for grid in grids for panel in _panels(str(file), grid))
-    title = str(content.get("title", file.stem))
-    charts = tuple(content.get("charts", ("curves", "distribution")))
-    return Study(file.stem, title, str(content.get("question", "")), panels, charts)
+    charts = content.get("charts", ["curves", "distribution"])
+    if not isinstance(charts, list):
+        raise InputError(f"charts of {file} must be a list, such as ['curves']")
+    for chart in charts:
+        if chart not in CHARTS:
+            raise unknown(f"chart of {file}", str(chart), CHARTS)
+    title, question = (
+        str(content.get(name, default)) for name, default in (("title", file.stem), ("question", ""))
+    )
+    return Study(file.stem, title, question, panels, tuple(charts))
 
 
 def _panels(file: str, grid: dict[str, Any]) -> Iterator[Panel]:
     """A grid's panels: one for each setup and each choice from the settings that are lists."""
     varied = {name: value for name, value in grid.items() if name not in ("setups", "algorithms", "seeds")}
     names = [f.name for kind in (Settings, Solver) for f in dataclasses.fields(kind)]
-    for name in varied:
+    for name, value in varied.items():
         if name not in names:
             raise unknown(f"setting in a grid of {file}", name, ["setups", "algorithms", "seeds", *names])
+        if isinstance(value, list) and (not value or name in ALIKE):
+            why = "changes no result" if value else "has no value"
+            raise InputError(f"{name}={value} in a grid of {file} {why}: give it one value, or leave it out")
     lists = {k: v if isinstance(v, list) and k != "epochs" else [v] for k, v in varied.items()}
     given = [spec for text in _texts(file, grid, "algorithms", algorithms.PAPER) for spec in expand(text)]
-    seeds = tuple(grid.get("seeds", (0, 1, 2)))
+    seeds = grid.get("seeds", [0, 1, 2])
+    if not isinstance(seeds, list) or not seeds:
+        raise InputError(f"seeds in a grid of {file} must be a list of whole numbers, such as [0, 1, 2]")
+    for seed in seeds:
+        whole(0, seed=seed)
     for setup in [spec for text in _texts(file, grid, "setups", ()) for spec in expand(text)]:
         for values in itertools.product(*lists.values()):
             changes = dict(zip(lists, values, strict=True))
             shown = [f"{k} {v}" for k, v in changes.items() if len(lists[k]) > 1]
-            panel = Panel(", ".join([setup, *shown]), setup, tuple(given), seeds, changes)
+            panel = Panel(", ".join([setup, *shown]), setup, tuple(given), tuple(seeds), changes)
             panel.check()
             yield panel
 

@@ -63,7 +63,8 @@ def _parse() -> tuple[Any, list[str]]:
         message = (
             " ".join(inside).partition(" Got errors")[0].partition(" ──")[0].partition(" For ")[0].strip()
         )
-        raise InputError(f"{message.rstrip('.')}; see 'fairwind {sys.argv[1]} --help'") from None
+        named = f"{sys.argv[1]} " if sys.argv[1] in COMMANDS else ""
+        raise InputError(f"{message.rstrip('.')}; see 'fairwind {named}--help'") from None
 
 
 def _fail(message: str) -> NoReturn:

@@ -17,8 +17,8 @@ from fairwind.data.federation import Federation
 from fairwind.data.source import Source
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find
-from fairwind.engine.simulation import Simulation, Switch
-from fairwind.errors import InputError, unknown
+from fairwind.engine.simulation import Settings, Simulation, Switch, resolve
+from fairwind.errors import InputError, positive, unknown
 from fairwind.files import write_json
 from fairwind.paper import theory
 from fairwind.paper.studies import STUDIES, THEORY, Scale, scaled
@@ -40,7 +40,7 @@ class Training:
     compile: Switch = "auto"
     """Compile the local step; auto does where a compiler is found and the runs are long enough."""
     precision: Precision = "auto"
-    """How local steps are computed, unless a panel says so itself: float32, tf32, bf16 or auto."""
+    """How local steps are computed, unless the study fixes it: float32, tf32, bf16 or auto."""
     setups: tuple[str, ...] = ()
     """Train only these setups, such as synthetic or cifar10:beta=0.1 (all if not given)."""
     seeds: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class Training:
     report_only: bool = False
     """Train nothing: write the pages from the runs at hand."""
     checkpoint_every: float = 30
-    """Seconds between checkpoints: what a kill may cost."""
+    """Seconds between checkpoints: the most work that a kill can lose."""
 
     def where(self, setup: str) -> Where:
         """Where the files of a setup are."""
@@ -61,8 +61,22 @@ class Training:
         reads_glove = name == "sent140" and glove.is_dir()
         return Where(own if own.is_dir() else self.data_dir, glove if reads_glove else None, self.cache)
 
+    def digest(self, setup: str) -> str | None:
+        """Of the data in --data-dir: runs on other data of the same setup do not count."""
+        if self.data_dir is None or not isinstance(setups.find(setup).data, Source):
+            return None
+        try:
+            return str(setups.entry(setup, self.where(setup), say).manifest["digest"])
+        except InputError:
+            return None  # said when its runs are to be trained
+
     def do(self, chosen: list[Study], out_dir: Path) -> None:
         """Trains what is missing of the studies, and writes their pages."""
+        positive(checkpoint_every=self.checkpoint_every)
+        for folder in self.runs:
+            if not folder.is_dir():
+                raise InputError(f"--runs {folder} is no folder; name one that holds finished comparisons")
+        _make(out_dir)
         again = shlex.join(["fairwind", *sys.argv[1:]])
 
         def train(directory: RunDirectory, simulation: Simulation) -> None:
@@ -78,7 +92,11 @@ class Training:
             say(line)
         options = {"device": self.device, "compile": self.compile, "precision": self.precision}
         panels = narrowed([p for study in chosen for p in study.panels], self.setups, self.seeds)
-        jobs = [] if self.report_only else missing(panels, finished, self.where, **options)
+        jobs = [] if self.report_only else missing(panels, finished, self.where, self.digest, **options)
+        if jobs:
+            resolve(
+                Settings(device=self.device, precision=self.precision)
+            )  # refuses them before the first job
         failed = []
         for number, job in enumerate(jobs, 1):
             recipe = job.recipe
@@ -98,11 +116,12 @@ class Training:
         from fairwind.report import write_study  # charts need a second to load
 
         def find_data(panel: Panel) -> Federation | None:
-            digest = next((r.digest for runs in choose(panel, finished).values() for r in runs), None)
+            chosen = choose(panel, finished, self.digest(panel.setup))
+            digest = next((run.digest for runs in chosen.values() for run in runs), None)
             entry = store.find(digest, self.cache) if digest else None
             return entry.load() if entry else None
 
-        write_study(study, finished, out_dir / study.name, find_data)
+        write_study(study, finished, out_dir / study.name, find_data, self.digest)
         out.print(f"{study.title}: {out_dir / study.name / 'index.html'}", soft_wrap=True, markup=False)
 
 
@@ -115,7 +134,8 @@ class Paper(Training):
     """
 
     studies: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")] = ()
-    """Studies, or all; --list shows them."""
+    """convergence, alpha, resources, heterogeneity, solvers, readings, controls, tuned, precision, theory; or
+    all. Without any, they are listed."""
     list: bool = False
     """Show the studies, and how many of their runs are there."""
     scale: Scale = "full"
@@ -127,7 +147,7 @@ class Paper(Training):
         known = {name: scaled(study, self.scale) for name, study in STUDIES.items()}
         if self.list or not self.studies:
             return self._list(known)
-        names = [*known, THEORY] if self.studies == ("all",) else list(self.studies)
+        names = [*known, THEORY] if "all" in self.studies else list(self.studies)
         for name in names:
             if name not in (*known, THEORY):
                 raise unknown("study", name, [*known, THEORY, "all"])
@@ -141,10 +161,10 @@ class Paper(Training):
     def _theory(self) -> None:
         from fairwind.report import write_theory
 
+        _make(self.out / THEORY)
         say("checking the theory")
         checks = theory.study(self.scale)
         found = {"scale": self.scale, "environment": environment("cpu"), "checks": checks}
-        (self.out / THEORY).mkdir(parents=True, exist_ok=True)
         write_json(self.out / THEORY / "theory.json", found)
         write_theory(self.out / THEORY, found)
         out.print(f"Theory: {self.out / THEORY / 'index.html'}", soft_wrap=True, markup=False)
@@ -176,3 +196,11 @@ class Sweep(Training):
     def run(self) -> None:
         study = read_study(self.file)
         self.do([study], self.out or Path("runs") / study.name)
+
+
+def _make(folder: Path) -> None:
+    """Makes a folder for results, so that a bad name is refused before anything is trained."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}; give another --out") from None

@@ -23,6 +23,10 @@ class Solver:
         in_range(0, float("inf"), weight_decay=self.weight_decay)
         in_range(0, 1, momentum=self.momentum)
         whole(1, batch_size=self.batch_size)
+        if not isinstance(self.epochs, int) and len(self.epochs) != 2:
+            raise InputError(
+                f"epochs={self.epochs} is neither a number nor a pair, the lowest and the highest"
+            )
         for epochs in (self.fewest, self.most):
             whole(1, epochs=epochs)
         positive(lr=self.lr)

@@ -84,13 +84,10 @@ def against_others(record: Record) -> tuple[str, dict[str, dict[str, Interval]]]
     one = next((label for label in ours if label in default), (ours or record.labels)[0])
     found = {}
     for other in record.labels:
-        seeds = [s for s in _seeds(record, one) if s in _seeds(record, other)]
-        a, b = (
-            (np.stack([_row(record, label, s) for s in seeds]) for label in (one, other))
-            if seeds
-            else ((), ())
-        )
-        if other != one and len(seeds) and np.isfinite(a).any() and np.isfinite(b).any():
+        mine, theirs = _accuracies(record, one), _accuracies(record, other)
+        seeds = [seed for seed in mine if seed in theirs]
+        a, b = [mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]
+        if other != one and seeds and np.isfinite([*a, *b]).all(axis=0).any():
             found[other] = paired_differences(a, b)
     return one, found
 
@@ -99,20 +96,19 @@ def rounds_to(record: Record, targets: tuple[int, ...] = (30, 40, 50, 60, 70, 80
     """For each algorithm the first evaluated round whose average, meaned over seeds, reaches each target."""
     found: dict[str, dict[int, int | None]] = {}
     for label in record.labels:
-        by_round: dict[int, list[float]] = {}
+        by_round: dict[int, list[float | None]] = {}
         for line in record.history:
-            if line["algorithm"] == label and line["avg"] is not None:
+            if line["algorithm"] == label:
                 by_round.setdefault(line["round"], []).append(line["avg"])
-        means = {t: float(np.mean(v)) for t, v in sorted(by_round.items())}
+        most = max(map(len, by_round.values()), default=0)
+        whole = {t: v for t, v in sorted(by_round.items()) if len(v) == most and None not in v}
+        means = {t: float(np.mean([x for x in v if x is not None])) for t, v in whole.items()}
         found[label] = {x: next((t for t, m in means.items() if m >= x), None) for x in targets}
     reached = [x for x in targets if any(row[x] for row in found.values())]
     return {label: {x: row[x] for x in reached} for label, row in found.items()}
 
 
-def _seeds(record: Record, label: str) -> list[int]:
-    return [run["seed"] for run in record.results["runs"] if run["algorithm"] == label]
-
-
-def _row(record: Record, label: str, seed: int) -> Any:
-    runs = record.results["runs"]
-    return record.accuracy[[r["algorithm"] == label and r["seed"] == seed for r in runs].index(True)]
+def _accuracies(record: Record, label: str) -> dict[int, Any]:
+    """The clients' accuracies of each seed of which they were kept."""
+    rows = zip(record.results["runs"], record.accuracy, strict=True)
+    return {r["seed"]: row for r, row in rows if r["algorithm"] == label and np.isfinite(row).any()}

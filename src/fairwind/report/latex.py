@@ -5,6 +5,12 @@ from typing import NamedTuple
 Value = tuple[float | None, float | None]  # mean and standard deviation over seeds
 
 ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "^": r"\^{}",
+    "~": r"\~{}",
     "&": r"\&",
     "%": r"\%",
     "#": r"\#",
@@ -66,7 +72,10 @@ def _table(table: Table) -> str:
 
 
 def _value(mean: float | None, std: float | None) -> str:
-    return "--" if mean is None or std is None else rf"{mean:.2f} $\pm$ {std:.2f}"
+    """A mean with its spread over seeds, or without where there is one seed."""
+    if mean is None:
+        return "--"
+    return f"{mean:.2f}" if std is None else rf"{mean:.2f} $\pm$ {std:.2f}"
 
 
 def escape(text: str) -> str:

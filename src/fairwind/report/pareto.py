@@ -105,7 +105,7 @@ def pareto(record: Record) -> alt.LayerChart:
         layer=layers,
         width="container",
         height=420,
-        title="The front of AdaFedAdam’s α, and what it dominates",
+        title="Pareto front of α, and what it dominates",
         description="Pareto front of average error and its relative standard deviation over clients",
     )
 

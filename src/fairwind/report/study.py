@@ -36,7 +36,9 @@ from fairwind.report.table import MEASURES, algorithm_of, best_rows, count, disp
 from fairwind.study import Finished, Panel, Study, choose
 
 Chart = alt.Chart | alt.LayerChart
+FEW = 6  # missing runs that a note names
 FindData = Callable[[Panel], Federation | None]
+FindDigest = Callable[[str], str | None]
 
 
 class Shown(NamedTuple):
@@ -55,14 +57,19 @@ class Shown(NamedTuple):
 
 
 def write_study(
-    study: Study, runs: list[Finished], out: Path, find_data: FindData = lambda panel: None
+    study: Study,
+    runs: list[Finished],
+    out: Path,
+    find_data: FindData = lambda panel: None,
+    digest: FindDigest = lambda setup: None,
 ) -> list[Path]:
     """Writes study.json, index.html, tables.tex and the figures into `out`; returns the paths.
 
-    `find_data` gives a panel's data where it is at hand, for the figures that need it.
+    `find_data` gives a panel's data where it is at hand, for the figures that need it; `digest` names the
+    data of a setup that counts, where runs on several are known.
     """
     labels = tuple(dict.fromkeys(spec for panel in study.panels for spec in panel.algorithms))
-    shown = [show(panel, runs, labels) for panel in study.panels]
+    shown = [show(panel, runs, labels, digest(panel.setup)) for panel in study.panels]
     specs = {name: plain_spec(chart) for name, chart in _charts(study, shown, find_data)}
     light = charts.theme(list(labels), "light")
     out.mkdir(parents=True, exist_ok=True)
@@ -88,9 +95,11 @@ def write_study(
     return written
 
 
-def show(panel: Panel, runs: list[Finished], labels: tuple[str, ...] = ()) -> Shown:
+def show(
+    panel: Panel, runs: list[Finished], labels: tuple[str, ...] = (), digest: str | None = None
+) -> Shown:
     """The panel's runs as a record like that of a comparison."""
-    chosen = choose(panel, runs)
+    chosen = choose(panel, runs, digest)
     found = [run for each in chosen.values() for run in each]
     if not found:
         return Shown(panel, chosen, None)
@@ -170,10 +179,11 @@ def known_tables(shown: list[Shown]) -> list[latex.Table]:
     for each in shown:
         assert each.record is not None
         summary, table = each.record.results["summary"], each.panel.published
+        several = seed_count(each.record.results) > 1
         theirs = published()["tables"][table]["rows"] if table else {}
         rows = []
         for row in summary:
-            ours = [(row[key]["mean"], row[key]["std"]) for key in BESIDE]
+            ours = [(row[key]["mean"], row[key]["std"] if several else None) for key in BESIDE]
             paper = (
                 [tuple(theirs[row["algorithm"]][key]) for key in BESIDE] if row["algorithm"] in theirs else []
             )
@@ -193,6 +203,7 @@ def _facts(shown: list[Shown]) -> dict[str, str]:
         "panels": f"{len(shown)}",
         "runs": f"{len(runs):,} of {wanted:,}",
         "devices": ", ".join(devices),
+        "precision": ", ".join(dict.fromkeys(run.precision for run in runs)),
         "commits": ", ".join(commits),
     }
     return {key: value for key, value in facts.items() if value}
@@ -202,8 +213,12 @@ def _notes(shown: list[Shown]) -> list[str]:
     found = []
     for each in shown:
         left = each.missing
+        count_left = sum(map(len, left.values()))
         if each.record is None:
             found.append(f"{each.panel.title}: not run yet.")
+        elif count_left > FEW:
+            wanted = len(each.panel.algorithms) * len(each.panel.seeds)
+            found.append(f"{each.panel.title}: {count_left} of {wanted} runs not run yet.")
         elif left:
             names = ", ".join(f"{display_name(k)} (seed {', '.join(map(str, v))})" for k, v in left.items())
             found.append(f"{each.panel.title}: not run yet: {names}.")
@@ -221,15 +236,16 @@ def _charts(study: Study, shown: list[Shown], find_data: FindData) -> Iterable[t
         if record is None:
             continue
         has_curves = any(line["round"] for line in record.history)
+        alphas = any(algorithm_of(label) == "adafedadam" for label in record.labels)
         if "pareto" in study.charts:
             if pareto.front(pareto.points(record)):
                 yield f"pareto-{i}", pareto.pareto(record)
-            if has_curves:
+            if has_curves and alphas:
                 yield f"alpha-average-{i}", pareto.alpha_curves(record, "avg", "Average accuracy by α, %")
         elif "curves" in study.charts and has_curves:
             yield f"average-{i}", charts.curves(record, "avg", "Average accuracy of clients, %")
             yield f"worst30-{i}", charts.curves(record, "worst30", "Accuracy of the worst-off 30 %, %")
-        if "rsd" in study.charts and has_curves:
+        if "rsd" in study.charts and has_curves and alphas:
             title = "Relative standard deviation of error by α"
             yield f"alpha-rsd-{i}", pareto.alpha_curves(record, "rsd_error", title)
         if "distribution" in study.charts and np.isfinite(record.accuracy).any():
@@ -244,8 +260,7 @@ def _overview(study: Study, shown: list[Shown]) -> Iterable[str]:
     if "readings" in study.charts and shown:
         yield _readings(shown)
     if "tuned" in study.charts:
-        for each in shown:
-            yield _tuned(each)
+        yield from filter(None, map(_tuned, shown))
 
 
 def _readings(shown: list[Shown]) -> str:
@@ -270,13 +285,15 @@ def _readings(shown: list[Shown]) -> str:
 
 
 def _tuned(shown: Shown) -> str:
-    """Every algorithm with the paper's rate and with the best of the grid."""
+    """Every algorithm with the best rate of its grid; nothing where some have been run with one rate only."""
     record = shown.record
     assert record is not None
     by: dict[str, list[dict[str, Any]]] = {}
     for row in record.results["summary"]:
         if row["avg"]["mean"] is not None:
             by.setdefault(algorithm_of(row["algorithm"]), []).append(row)
+    if any(len(rates) < 2 for rates in by.values()):
+        return ""
     rows = []
     for rates in by.values():
         best = max(rates, key=lambda row: float(row["avg"]["mean"]))
@@ -326,7 +343,7 @@ def _beside(record: Record, table: str) -> str:
     """Ours, the paper's, and the difference, measure by measure."""
     cells = beside_paper(record.results["summary"], table)
     several = seed_count(record.results) > 1
-    head = ["", *("ours", "paper", "apart") * len(BESIDE)]
+    head = ["", *("ours", "paper", "diff.") * len(BESIDE)]
     above = [("", 1), *((measure.name, 3) for measure in BESIDE.values())]
     rows = [
         [display_name(label), *(text for key in BESIDE for text in _cell(row[key], several))]
