@@ -77,6 +77,25 @@ def beside(study: str, number: str, statistics: str = "plain") -> str:
     return table(["algorithm", *(f"{m.name}, ours / paper" for m in BESIDE.values())], rows)
 
 
+def late(study: str, *numbers: str) -> str:
+    """Average / STD / worst 30 % as means over the last five evaluations and the seeds, of several panels."""
+    rows: dict[str, list[str]] = {}
+    for number in numbers:
+        record = panel(study, number).record
+        assert record is not None
+        for label in record.labels:
+            lines = [line for line in record.history if line["algorithm"] == label]
+            last = sorted({line["round"] for line in lines})[-5:]
+            kept = [line for line in lines if line["round"] in last]
+            means = [sum(line[key] for line in kept) / len(kept) for key in BESIDE]
+            seeds = len({line["seed"] for line in lines})
+            name = display_name(label)
+            for default in (" (alpha=1)", " (warmup=6)"):
+                name = name.removesuffix(default)
+            rows.setdefault(name, [name, " / ".join(f"{m:.1f}" for m in means), str(seeds)])
+    return table(["algorithm", "average / STD / worst 30 %", "seeds"], list(rows.values()))
+
+
 def paired(study: str, number: str) -> str:
     """AdaFedAdam minus each other algorithm, with 95 % intervals."""
     record = panel(study, number).record
@@ -201,7 +220,7 @@ def remaining() -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     f.__name__: f
-    for f in (summary, beside, paired, targets, readings, tuned, lag, speed, verdicts, made, remaining)
+    for f in (summary, beside, late, paired, targets, readings, tuned, lag, speed, verdicts, made, remaining)
 }
 
 
