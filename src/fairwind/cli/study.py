@@ -129,13 +129,13 @@ class Training:
 class Paper(Training):
     """Reproduce the paper: its tables, figures and theory, beside the published numbers.
 
-    Runs that are finished are not run again, and what was stopped goes on: give the same command. Runs of
-    other machines join by themselves when their folders lie in --out, or are named by --runs.
+    Finished runs are not trained again, and a study that was stopped goes on: give the same command. Runs of
+    other machines are picked up from --out, and from the folders named by --runs.
     """
 
     studies: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")] = ()
-    """convergence, alpha, resources, heterogeneity, solvers, readings, controls, tuned, precision, theory; or
-    all. Without any, they are listed."""
+    """Studies, or all; without any they are listed. There are convergence, alpha, resources, heterogeneity,
+    solvers, readings, controls, tuned, precision and theory."""
     list: bool = False
     """Show the studies, and how many of their runs are there."""
     scale: Scale = "full"
@@ -188,8 +188,8 @@ class Paper(Training):
 class Sweep(Training):
     """Run a study of your own: a grid of setups, algorithms, settings and seeds from a TOML file."""
 
-    file: tyro.conf.Positional[Path]
-    """The study, as in docs/studies.md."""
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.toml")]
+    """The study: a title, and a [[grid]] of setups, algorithms, seeds and settings; lists are varied."""
     out: Path | None = None
     """Directory for the runs and the page (runs/NAME, from the file's name, if not given)."""
 
