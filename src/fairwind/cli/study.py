@@ -2,7 +2,9 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -92,11 +94,10 @@ class Training:
             say(line)
         options = {"device": self.device, "compile": self.compile, "precision": self.precision}
         panels = narrowed([p for study in chosen for p in study.panels], self.setups, self.seeds)
-        jobs = [] if self.report_only else missing(panels, finished, self.where, self.digest, **options)
-        if jobs:
-            resolve(
-                Settings(device=self.device, precision=self.precision)
-            )  # refuses them before the first job
+        digest = cache(self.digest)
+        jobs = [] if self.report_only else missing(panels, finished, self.where, digest, **options)
+        if jobs:  # what this machine has not is refused before the first of them
+            resolve(Settings(device=self.device, precision=self.precision))
         failed = []
         for number, job in enumerate(jobs, 1):
             recipe = job.recipe
@@ -108,20 +109,22 @@ class Training:
                 say(f"left out: {failed[-1]}")
         finished, _ = read_runs(out_dir, *self.runs)
         for study in chosen:
-            self.show(study, finished, out_dir)
+            self.show(study, finished, out_dir, digest)
         if failed:
             raise InputError(f"{len(failed)} of {len(jobs)} could not be trained; the first, {failed[0]}")
 
-    def show(self, study: Study, finished: list[Finished], out_dir: Path) -> None:
+    def show(
+        self, study: Study, finished: list[Finished], out_dir: Path, digest: Callable[[str], str | None]
+    ) -> None:
         from fairwind.report import write_study  # charts need a second to load
 
         def find_data(panel: Panel) -> Federation | None:
-            chosen = choose(panel, finished, self.digest(panel.setup))
-            digest = next((run.digest for runs in chosen.values() for run in runs), None)
-            entry = store.find(digest, self.cache) if digest else None
+            chosen = choose(panel, finished, digest(panel.setup))
+            used = next((run.digest for runs in chosen.values() for run in runs), None)
+            entry = store.find(used, self.cache) if used else None
             return entry.load() if entry else None
 
-        write_study(study, finished, out_dir / study.name, find_data, self.digest)
+        write_study(study, finished, out_dir / study.name, find_data, digest)
         out.print(f"{study.title}: {out_dir / study.name / 'index.html'}", soft_wrap=True, markup=False)
 
 
