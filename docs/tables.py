@@ -15,10 +15,18 @@ from pathlib import Path
 
 from fairwind.paper.studies import STUDIES, THEORY
 from fairwind.report import charts, pareto, theory
-from fairwind.report.beside import BESIDE, STATISTICS, against_others, beside_paper, distance, rounds_to
+from fairwind.report.beside import (
+    BESIDE,
+    STATISTICS,
+    against_others,
+    beside_paper,
+    by_algorithm,
+    distance,
+    rounds_to,
+)
 from fairwind.report.page import plain_spec, write_figure
 from fairwind.report.study import Shown, show
-from fairwind.report.table import MEASURES, algorithm_of, best_rows, display_name, seed_count
+from fairwind.report.table import MEASURES, best_rows, display_name, seed_count
 from fairwind.study import Finished, missing, read_runs
 
 ROOT = Path(__file__).parents[1]
@@ -139,21 +147,14 @@ def tuned(number: str) -> str:
     """Each algorithm with its default rate, and with the best of the grid."""
     record = panel("tuned", number).record
     assert record is not None
-    by: dict[str, list[dict]] = {}
-    for row in record.results["summary"]:
-        if row["avg"]["mean"] is not None:
-            by.setdefault(algorithm_of(row["algorithm"]), []).append(row)
     defaults = ("fedavg:lr=1", "fednova:lr=1", "qfedavg:lr=1", "fedadam:lr=0.001", "adafedadam:lr=0.001")
     rows = []
-    for rates in by.values():
+    for name, rates in by_algorithm(record.results["summary"]).items():
         texts = []
-        for row in (
-            next(r for r in rates if r["algorithm"] in defaults),
-            max(rates, key=lambda r: r["avg"]["mean"]),
-        ):
+        for row in (next(r for r in rates if r["algorithm"] in defaults), rates[0]):
             rate = row["algorithm"].partition("lr=")[2]
             texts += [rate, " / ".join(f"{row[key]['mean']:.1f}" for key in BESIDE)]
-        rows.append([display_name(rates[0]["algorithm"].partition(":")[0]), *texts])
+        rows.append([display_name(name), *texts])
     return table(["algorithm", "default rate", "average / STD / worst 30 %", "best rate", "with it"], rows)
 
 

@@ -108,6 +108,15 @@ def rounds_to(record: Record, targets: tuple[int, ...] = (30, 40, 50, 60, 70, 80
     return {label: {x: row[x] for x in reached} for label, row in found.items()}
 
 
+def by_algorithm(summary: Summary) -> dict[str, Summary]:
+    """The rows of each algorithm, whatever its parameters, the highest average first."""
+    found: dict[str, Summary] = {}
+    for row in sorted((r for r in summary if r["avg"]["mean"] is not None), key=lambda r: -r["avg"]["mean"]):
+        found.setdefault(algorithm_of(row["algorithm"]), []).append(row)
+    order = [algorithm_of(row["algorithm"]) for row in summary]
+    return {name: found[name] for name in dict.fromkeys(order) if name in found}
+
+
 def _accuracies(record: Record, label: str) -> dict[int, Any]:
     """The clients' accuracies of each seed of which they were kept."""
     rows = zip(record.results["runs"], record.accuracy, strict=True)

@@ -17,6 +17,7 @@ from fairwind.report.beside import (
     Cell,
     against_others,
     beside_paper,
+    by_algorithm,
     distance,
     published,
     rounds_to,
@@ -288,17 +289,13 @@ def _tuned(shown: Shown) -> str:
     """Every algorithm with the best rate of its grid; nothing where some have been run with one rate only."""
     record = shown.record
     assert record is not None
-    by: dict[str, list[dict[str, Any]]] = {}
-    for row in record.results["summary"]:
-        if row["avg"]["mean"] is not None:
-            by.setdefault(algorithm_of(row["algorithm"]), []).append(row)
+    by = by_algorithm(record.results["summary"])
     if any(len(rates) < 2 for rates in by.values()):
         return ""
     rows = []
-    for rates in by.values():
-        best = max(rates, key=lambda row: float(row["avg"]["mean"]))
+    for best, *others in by.values():
         values = [f"{best[key]['mean']:.2f}" for key in BESIDE]
-        rows.append([display_name(best["algorithm"]), *values, f"{len(rates)}"])
+        rows.append([display_name(best["algorithm"]), *values, f"{1 + len(others)}"])
     words = (
         "The rate with the highest average test accuracy at the end, so chosen with hindsight, in the "
         "baselines’ favour."
