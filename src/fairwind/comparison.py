@@ -78,7 +78,7 @@ class Recipe:
             )
             changed["solver"] = kind
             if local["momentum"] == SOLVERS[kind]["momentum"]:
-                del changed["momentum"]
+                changed.pop("momentum", None)
         words = ["fairwind compare", self.setup, "--algorithms", *self.algorithms]
         words += ["--seeds", *map(str, self.seeds)]
         for name, value in changed.items():

@@ -81,9 +81,9 @@ def page(record: Record, specs: dict[str, Spec]) -> str:
     how = (
         "<section><h2>How this was run</h2><p>Enough to run it again.</p>"
         '<div class="columns">'
-        f"<div><h3>Settings</h3>{definitions(_flat(results['config']))}</div>"
-        f"<div><h3>Environment</h3>{definitions(results['environment'].items())}</div>"
-        f"<div><h3>Time</h3>{definitions(_timing(results['timing']))}</div>"
+        f"<div><h3>Settings</h3>{_pairs(_flat(results['config']))}</div>"
+        f"<div><h3>Environment</h3>{_pairs(results['environment'].items())}</div>"
+        f"<div><h3>Time</h3>{_pairs(_timing(results['timing']))}</div>"
         "</div></section>"
     )
     summary = f"<section><h2>Summary</h2>{_summary(results)}</section>"
@@ -304,7 +304,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def definitions(pairs: Iterable[tuple[str, Any]]) -> str:
+def _pairs(pairs: Iterable[tuple[str, Any]]) -> str:
     rows = "".join(
         f"<dt>{escaped(key.replace('_', ' '))}</dt><dd>{escaped(_plain(value))}</dd>" for key, value in pairs
     )
