@@ -104,14 +104,14 @@ def late(study: str, *numbers: str) -> str:
     return table(["algorithm", "average / STD / worst 30 %", "seeds"], list(rows.values()))
 
 
-def paired(study: str, number: str) -> str:
-    """AdaFedAdam minus each other algorithm, with 95 % intervals."""
+def paired(study: str, number: str, *others: str) -> str:
+    """AdaFedAdam minus each other algorithm (or those named), with 95 % intervals."""
     record = panel(study, number).record
     assert record is not None
     one, found = against_others(record)
     rows = [
-        [display_name(other), *(f"{i.difference:+.1f} [{i.low:+.1f}, {i.high:+.1f}]" for i in row.values())]
-        for other, row in found.items()
+        [display_name(k), *(f"{i.difference:+.1f} [{i.low:+.1f}, {i.high:+.1f}]" for i in found[k].values())]
+        for k in others or found
     ]
     return table([f"{display_name(one)} minus", *(m.name for m in BESIDE.values())], rows)
 
