@@ -39,7 +39,7 @@ def main() -> None:
     )
     simulation.run()
     train = split(simulation.federation, "train")
-    losses, _ = client_means(simulation.cohort, simulation.federation, simulation.x, *train, simulation.ranks)
+    losses, _ = client_means(simulation.plain, simulation.federation, simulation.x, *train, simulation.ranks)
     lag = (losses / simulation.loss0).cpu().numpy()
     test = simulation.loss[:, simulation.federation.test.cpu() > 0].numpy()
     rows = []

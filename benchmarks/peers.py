@@ -1,6 +1,6 @@
 """How fast other simulators run one and the same task, beside ours.
 
-    python benchmarks/peers.py [--peers NAME ...] [--repeats N] [--rounds N] [--venvs DIR]
+    python benchmarks/peers.py [--peers NAME ...] [--repeats N] [--rounds N] [--venvs DIR] [--json FILE]
 
 FedAvg on Synthetic: 100 clients of LEAF's sizes, all in every round, a linear model 60×10 that starts at
 zero, SGD with rate 0.01 and batch size 10, one local epoch, two cores. Each peer runs in an environment of
@@ -49,6 +49,7 @@ class Peer(NamedTuple):
     environment: Mapping[str, str] = {}
 
 
+DRJAX = "drjax==0.2.1", "jax==0.10.2", "jaxlib==0.10.2", "numpy==2.4.6"
 FLOWER = "flwr[simulation]==1.41.0", "ray==2.55.1", "torch==2.13.0", "numpy==2.4.6"
 SILENT = {  # nothing is sent home, and Ray listens on the loopback alone, as it does where firewalls ask
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -76,7 +77,12 @@ PEERS = {
         # The newest jax that still has what fedjax imports is older than 0.6.
         ("fedjax==0.0.17", "jax==0.5.3", "jaxlib==0.5.3", "dm-haiku==0.0.17", "optax==0.2.8", "numpy==2.4.6"),
     ),
+    "drjax-padded": Peer("DrJAX, clients padded to the longest", ("drjax_peer.py", "padded"), "drjax", DRJAX),
+    "drjax-bucketed": Peer(
+        "DrJAX, clients in 12 padded buckets", ("drjax_peer.py", "bucketed"), "drjax", DRJAX
+    ),
 }
+OURS = "1 run", "15 runs"
 
 
 class PeerError(Exception):
@@ -150,7 +156,7 @@ def simulation(federation: Federation, runs: int) -> Simulation:
 
 def loss(ours: Simulation, data: Path) -> float:
     samples = np.load(data)
-    weights = ours.cohort.unflatten(ours.x[0])
+    weights = ours.layout.unflatten(ours.x[0])
     outputs = torch.from_numpy(samples["inputs"]) @ weights["weight"].T + weights["bias"]
     return float(nn.functional.cross_entropy(outputs, torch.from_numpy(samples["targets"])))
 
@@ -179,53 +185,79 @@ def burst(cohorts: Sequence[Simulation]) -> list[float]:
     return [*times, others / total]
 
 
-def compare(peers: Sequence[str], repeats: int, rounds: int, venvs: Path) -> None:
+def compare(peers: Sequence[str], repeats: int, rounds: int, venvs: Path) -> dict[str, Any]:
+    """All that was measured: each peer's repeats, ours just before and just after each, and the ratios."""
     federation = synthetic()
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
-    beside: dict[str, list[list[float]]] = {name: [] for name in peers}  # bursts of ours around each
+    left_out: dict[str, str] = {}
+
+    def ours() -> dict[str, float]:
+        return dict(zip((*OURS, "others"), burst(cohorts), strict=True))
+
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "synthetic.npz"
         export(federation, data)
         cohorts = [simulation(federation, 1), simulation(federation, 15)]
-        for ours in cohorts:
+        for cohort in cohorts:
             for _ in range(rounds):
-                ours.step()
-        losses = [loss(ours, data) for ours in cohorts]
-        times = [burst(cohorts)]
+                cohort.step()
+        losses = [loss(cohort, data) for cohort in cohorts]
+        after = ours()
         for _ in range(repeats):
             for name in list(results):
                 try:
                     for _ in range(TRIES):
-                        result = measure(PEERS[name], venvs, data, rounds)
-                        times.append(burst(cohorts))
-                        one, stacked, others = (
-                            statistics.mean(pair) for pair in zip(*times[-2:], strict=True)
-                        )
-                        figures = f"{result['seconds']:.4f} s, ours {one:.4f} and {stacked:.4f} s"
-                        print(f"{name}: {figures}; others took {others:.0%}", file=sys.stderr, flush=True)
-                        if max(others for *_, others in times[-2:]) < QUIET:
+                        before, result = after, measure(PEERS[name], venvs, data, rounds)
+                        after = ours()
+                        mean = {title: (before[title] + after[title]) / 2 for title in after}
+                        figures = ", ".join(f"{title} {mean[title]:.4f} s" for title in OURS)
+                        others = f"others took {mean['others']:.0%}"
+                        print(f"{name}: {result['seconds']:.4f} s, ours {figures}; {others}", file=sys.stderr)
+                        if max(before["others"], after["others"]) < QUIET:
                             break
                 except PeerError as reason:
                     print(f"{PEERS[name].title}: left out: {reason}", flush=True)
+                    left_out[name] = str(reason)
                     del results[name]
                 else:
-                    results[name].append(result)
-                    beside[name].append([one, stacked, others])
+                    ratios = {title: result["seconds"] / mean[title] for title in OURS}
+                    results[name].append(
+                        {**result, "before": before, "after": after, "mean": mean, "ratios": ratios}
+                    )
+    return {
+        "environment": environment("cpu"),
+        "rounds": rounds,
+        "client_steps": cohorts[0].client_steps / cohorts[0].round,  # of one run, in a round
+        "losses": dict(zip(OURS, losses, strict=True)),
+        "left_out": left_out,
+        "results": [
+            {
+                "peer": name,
+                "title": PEERS[name].title,
+                "ratios": {title: spread([r["ratios"][title] for r in measured]) for title in OURS},
+                "repeats": measured,
+            }
+            for name, measured in results.items()
+        ],
+        "last": after,
+    }
 
-    steps = cohorts[0].client_steps / cohorts[0].round
-    found = environment("cpu")
-    print(", ".join(f"{k} {v}" for k, v in found.items() if v) + "\n")
+
+def show(found: Mapping[str, Any]) -> None:
+    """The table in Markdown."""
+    made_with, steps = found["environment"], found["client_steps"]
+    print(", ".join(f"{k} {v}" for k, v in made_with.items() if v) + "\n")
     print("| | version | ms a round | client-steps a second | loss | ours, 1 run, is faster | 15 stacked |")
     print("|---|---|---|---|---|---|---|")
-    for name, measured in results.items():
-        taken = [result["seconds"] for result in measured]
-        one, stacked, _ = zip(*beside[name], strict=True)
-        ratios = ratio(taken, one), ratio(taken, stacked)
-        row(PEERS[name].title, measured[-1]["version"], taken, steps, measured[-1]["loss"], *ratios)
-    kept = [burst for bursts in beside.values() for burst in bursts]
-    *timed, others = zip(*(kept or times), strict=True)
-    for title, taken, value in zip(("1 run", "15 runs, each"), timed, losses, strict=True):
-        row(f"Fairwind, {title}", found["fairwind"], taken, steps, value, "", "")
+    for peer in found["results"]:
+        taken, last = [repeat["seconds"] for repeat in peer["repeats"]], peer["repeats"][-1]
+        ratios = (ratio(**peer["ratios"][title]) for title in OURS)
+        row(peer["title"], last["version"], taken, steps, last["loss"], *ratios)
+    beside = [repeat["mean"] for peer in found["results"] for repeat in peer["repeats"]] or [found["last"]]
+    for title, cell in zip(OURS, ("1 run", "15 runs, each"), strict=True):
+        taken = [ours[title] for ours in beside]
+        row(f"Fairwind, {cell}", made_with["fairwind"], taken, steps, found["losses"][title], "", "")
+    others = [ours["others"] for ours in beside]
     print(f"\nOther processes took {statistics.median(others):.0%} of the cores, at most {max(others):.0%}.")
 
 
@@ -235,11 +267,13 @@ def row(title: str, version: str, times: Sequence[float], steps: float, loss: fl
     print(f"| {' | '.join(cells)} |")
 
 
-def ratio(slow: Sequence[float], fast: Sequence[float]) -> str:
-    """The median over repeats, and their range."""
-    found = sorted(s / f for s, f in zip(slow, fast, strict=True))
-    low, middle, high = (f"{r:.{int(r < 10)}f}" for r in (found[0], statistics.median(found), found[-1]))
-    return f"{middle}× ({low}–{high})"
+def spread(ratios: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
+
+
+def ratio(median: float, low: float, high: float) -> str:
+    middle, least, most = (f"{r:.{int(r < 10)}f}" for r in (median, low, high))
+    return f"{middle}× ({least}–{most})"
 
 
 def main() -> None:
@@ -250,10 +284,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--venvs", type=Path, default=HERE / ".venvs")
+    parser.add_argument("--json", type=argparse.FileType("w"), help="where the numbers go as well")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # which peers inherit
     torch.set_num_threads(CORES)
-    compare(arguments.peers, arguments.repeats, arguments.rounds, arguments.venvs.absolute())
+    found = compare(arguments.peers, arguments.repeats, arguments.rounds, arguments.venvs.absolute())
+    show(found)
+    if arguments.json:
+        json.dump(found, arguments.json, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The four setups as tasks to be timed: data of their shapes and sizes, and their models."""
+"""Tasks to be timed: the four setups and modules that users bring, on data of their shapes and sizes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,24 +12,24 @@ from fairwind import Federation, Solver, setups
 from fairwind.data.partition import dirichlet
 from fairwind.data.synthetic import synthetic
 from fairwind.models import lstm, mlp, vgg11
-from fairwind.models.dense import Pixels, linear
+from fairwind.models.dense import linear
+from modules import GPT2, Encoder, Lstm, leaf_cnn, resnet18
 
 WORDS, TOKENS, WIDTH = 20_000, 25, 100
 
 
 class Task(NamedTuple):
-    """What is timed: the stacked engine on `model`, a loop on `plain`, which has PyTorch's own layers."""
+    """What is timed: our engine and a plain loop, on the same model and data."""
 
     title: str
     data: Callable[[int], Federation]  # of so many clients
-    clients: int
+    clients: int  # on a GPU
     few: int
     """Clients of the loop, and of both on a CPU: the cost of a client's step there does not depend on it."""
     model: Callable[[], nn.Module]
-    plain: Callable[[], nn.Module]
     solver: Solver
-    reference: bool = False
-    """Whether the package's own loop, too, is timed; it takes long with the larger models."""
+    user: bool = False
+    """A module that users bring, not a setup's."""
 
 
 def written(clients: int) -> Federation:
@@ -60,59 +61,54 @@ def _dealt(
     return Federation.from_owners(inputs, targets, owner, names=names, classes=classes)
 
 
-def plain_vgg11() -> nn.Module:
-    layers: list[nn.Module] = [Pixels()]
-    inputs = 3
-    for width in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
-        layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()] if width else [nn.MaxPool2d(2)]
-        inputs = width or inputs
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+def noise(shape: tuple[int, ...], classes: int, low: int, high: int) -> Callable[[int], Federation]:
+    """Random numbers, with clients of `low` to `high` samples."""
+
+    def make(clients: int) -> Federation:
+        owner = np.repeat(np.arange(clients), np.random.default_rng(0).integers(low, high + 1, clients))
+        bytes_ = _dealt(owner, shape, torch.uint8, 256, classes)
+        assert isinstance(bytes_.inputs, Tensor)
+        return replace(bytes_, inputs=bytes_.inputs / 255)
+
+    return make
 
 
-class PlainText(nn.Module):
-    """nn.LSTM, which is cuDNN's on a GPU, over frozen vectors."""
+def texts(words: int, length: int, low: int, high: int) -> Callable[[int], Federation]:
+    """Random words, with clients of `low` to `high` texts in two classes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH, _weight=_vectors(), _freeze=True)
-        self.layers = nn.LSTM(WIDTH, 100, num_layers=2, batch_first=True)
-        self.dense = nn.Linear(100, 2)
+    def make(clients: int) -> Federation:
+        owner = np.repeat(np.arange(clients), np.random.default_rng(0).integers(low, high + 1, clients))
+        return _dealt(owner, (length,), torch.int64, words, 2)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        out: Tensor = self.dense(self.layers(self.embedding(ids))[0][:, -1])
-        return out
+    return make
 
 
 def _vectors() -> Tensor:
     return torch.randn(WORDS, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
+def _linear() -> nn.Module:
+    return linear(60, 10)
+
+
 def _solver(setup: str) -> Solver:
     return setups.SETUPS[setup].solver
 
 
+BATCH_10, BATCH_32 = Solver(lr=0.01, batch_size=10), Solver(lr=0.01, batch_size=32)
+
 TASKS = {
     "synthetic": Task(
-        "Synthetic, linear 60×10",
-        lambda clients: synthetic(clients=clients),
-        100,
-        100,
-        lambda: linear(60, 10),
-        lambda: linear(60, 10),
-        _solver("synthetic"),
-        reference=True,
+        "Synthetic, linear 60×10", lambda n: synthetic(clients=n), 100, 100, _linear, _solver("synthetic")
     ),
-    "femnist": Task(
-        "FEMNIST, MLP 784-128-62", written, 3500, 40, mlp, mlp, _solver("femnist"), reference=True
-    ),
-    "cifar10": Task("CIFAR-10, VGG11", pictures, 16, 16, vgg11, plain_vgg11, _solver("cifar10")),
+    "femnist": Task("FEMNIST, MLP 784-128-62", written, 3500, 40, mlp, _solver("femnist")),
+    "cifar10": Task("CIFAR-10, VGG11", pictures, 16, 4, vgg11, _solver("cifar10")),
     "sent140": Task(
-        "Sent140, LSTM 2×100",
-        tweets,
-        697,
-        20,
-        lambda: lstm(vectors=_vectors()),
-        PlainText,
-        _solver("sent140"),
+        "Sent140, LSTM 2×100", tweets, 697, 20, lambda: lstm(vectors=_vectors()), _solver("sent140")
     ),
+    "leaf": Task("LEAF's CNN", noise((1, 28, 28), 62, 50, 150), 64, 10, leaf_cnn, BATCH_10, True),
+    "resnet": Task("ResNet-18, group norm", noise((3, 32, 32), 10, 80, 160), 32, 2, resnet18, BATCH_32, True),
+    "lstm": Task("nn.LSTM", texts(5000, 32, 50, 150), 128, 12, Lstm, BATCH_10, True),
+    "encoder": Task("Transformer encoder", texts(5000, 32, 50, 150), 128, 8, Encoder, BATCH_10, True),
+    "lora": Task("LoRA on GPT-2, 124 M", texts(50257, 64, 40, 40), 16, 1, GPT2, Solver(batch_size=8), True),
 }

@@ -10,10 +10,10 @@ import torch
 from conftest import make_federation
 from fairwind import InputError, algorithms, setups
 from fairwind.engine import evaluate
-from fairwind.engine.ranks import find
+from fairwind.engine.ranks import find, join
 from fairwind.engine.simulation import Simulation
 from fairwind.setups import Where
-from test_engine import SOLVERS, Spoilt, simulation
+from simulations import SOLVERS, Spoilt, simulation
 
 EVERY = list(algorithms.REGISTRY)
 CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
@@ -58,7 +58,9 @@ def outcomes() -> dict[str, Any]:
 def prepared(folder: Path) -> dict[str, Any]:
     """What is said while FEMNIST is prepared from the folder's files, and what becomes of it."""
     said: list[str] = []
-    federation = setups.federation("femnist", Where(folder / "in", cache=folder / "cache"), said.append)
+    federation = setups.federation(
+        "femnist", Where(folder / "in", cache=folder / "cache"), said.append, join()
+    )
     return {"said": said, "digest": federation.digest()}
 
 

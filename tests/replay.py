@@ -38,11 +38,10 @@ class Recording(TorchDispatchMode):
 
 
 class Replayer:
-    """What a recorder is on a GPU."""
+    """What CUDA graphs are on a GPU."""
 
-    on = True
-
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.on = True
         self.recorded: dict[Hashable, Recording | None] = {}
         self.replays = 0
 
@@ -50,7 +49,7 @@ class Replayer:
         self.recorded.clear()
 
     def do(self, what: Hashable, work: Callable[[], None]) -> None:
-        if what not in self.recorded:
+        if not self.on or what not in self.recorded:
             self.recorded[what] = None
             return work()
         if self.recorded[what] is None:

@@ -143,11 +143,6 @@ def test_other_normalisation_works() -> None:
     assert math.isfinite(result.metrics["loss_avg"])
 
 
-class HiddenDropout(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(super().forward(x), 0.5)
-
-
 def test_other_things_in_the_place_of_an_algorithm_or_a_federation_are_refused() -> None:
     federation, model = make_federation([12, 30]), make_model()
     for wrong in ("fedavg", fw.algorithms.fedavg):
@@ -159,8 +154,7 @@ def test_other_things_in_the_place_of_an_algorithm_or_a_federation_are_refused()
         fw.compare(model, federation, [fw.algorithms.fedavg()], rounds=1)
 
 
-def test_models_that_cannot_be_stacked_are_refused() -> None:
-    refuse(HiddenDropout(FEATURES, CLASSES), "use the module nn.Dropout")
+def test_models_that_cannot_train_are_refused() -> None:
     refuse(nn.Linear(FEATURES + 1, CLASSES), r"inputs \(float32 of shape \(5,\) per sample\)")
     refuse(nn.ReLU(), "no trainable parameters")
     refuse(nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES).double()), "mixes parameter types")
@@ -179,7 +173,7 @@ def test_models_that_cannot_be_stacked_are_refused() -> None:
         ({"participation": 5}, "participation=5"),
         ({"device": "abacus"}, "device 'abacus' is neither cpu nor cuda"),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
-        ({"engine": "warp"}, "engine='warp' is not one of stacked, loop"),
+        ({"engine": "warp"}, "engine='warp' is not one of auto, stacked, loop"),
         ({"memory": 0}, "memory=0"),
         ({"seed": -1}, "seed=-1"),
     ],
@@ -198,7 +192,7 @@ def test_bad_settings_are_refused_by_name(settings: dict[str, object], message: 
         ({"batch_size": 0}, "batch_size=0"),
         ({"epochs": (3, 1)}, r"epochs=\(3, 1\)"),
         ({"epochs": 0}, "epochs=0"),
-        ({"nesterov": True}, "nesterov needs momentum"),
+        ({"nesterov": True}, "nesterov needs SGD with momentum"),
     ],
 )
 def test_bad_solvers_are_refused_by_name(solver: dict[str, float], message: str) -> None:
@@ -208,23 +202,28 @@ def test_bad_solvers_are_refused_by_name(solver: dict[str, float], message: str)
 
 def test_many_clients_need_no_more_memory_than_a_chunk(monkeypatch) -> None:
     """The rows that train at once are bounded by the budget, however many clients there are."""
+    from fairwind.engine import stacked
     from fairwind.engine.executor import Run
     from fairwind.engine.simulation import Simulation
+
+    made = stacked.train_step
+
+    def counted(step, rows):
+        def step_and_count(given, *rest):
+            rows.append(len(given.loss))
+            return step(given, *rest)
+
+        return step_and_count
 
     federation = make_federation([4] * 3000, dtype=torch.float32)
     model = nn.Linear(FEATURES, CLASSES)
     runs = [Run("a", fw.algorithms.adafedadam(), 0)]
     models, most = [], []
     for memory in (0.001, 1):
-        settings = fw.Settings(rounds=1, memory=memory, compile="off")
+        settings = fw.Settings(rounds=1, memory=memory, compile="off", workers=1)
+        rows: list[int] = []
+        monkeypatch.setattr(stacked, "train_step", lambda *given, rows=rows: counted(made(*given), rows))
         simulation = Simulation(model, federation, runs, settings)
-        step, rows = simulation.executor.benches["training"].step, []
-
-        def counted(given, *rest, step=step, rows=rows):
-            rows.append(len(given.loss))
-            return step(given, *rest)
-
-        monkeypatch.setattr(simulation.executor.benches["training"], "step", counted)
         simulation.step()
         assert sum(rows) == 3000
         models.append(simulation.x)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from command import ENV, fairwind
-from fairwind.engine.simulation import _compiler_found
+from fairwind.engine.compiling import compiler_found
 
 QUICK = ["--compile", "off", "--checkpoint-every", "0", "--eval-every", "2"]
 SMALL = "synthetic:clients=12,features=5,classes=3"
@@ -137,7 +137,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(finished: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _compiler_found("cpu"), reason="needs a compiler")
+@pytest.mark.skipif(not compiler_found(torch.device("cpu")), reason="needs a compiler")
 def test_a_compiled_run_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     options = ["--rounds", "300", "--compile", "on", "--checkpoint-every", "0", "--participation", "0.5"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -122,6 +122,7 @@ def test_when_every_loss_is_0_the_model_stays_and_the_run_says_so() -> None:
     model = Point(2)
     model.w.data.fill_(1)
     simulation = Simulation(model, federation, runs, settings, loss=half_square, score=half_square)
+    simulation.start()
     simulation.x.zero_()  # every F is 0, and no F⁰ is
     simulation.step()
     assert torch.equal(simulation.x, torch.zeros_like(simulation.x))

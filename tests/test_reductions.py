@@ -6,8 +6,8 @@ import torch
 from conftest import make_federation, make_model
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.contract import AnyAlgorithm, Report
-from fairwind.engine.cohort import Cohort, cross_entropy
 from fairwind.engine.executor import Run
+from fairwind.engine.losses import cross_entropy
 from fairwind.engine.simulation import Simulation
 
 ROUNDS = 5
@@ -43,15 +43,17 @@ def test_equal_steps_make_fednova_fedavg(momentum: float) -> None:
     assert not torch.allclose(nova, avg)
 
 
-def full_gradients(
-    federation: Federation, cohort: Cohort, x: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def full_gradients(federation: Federation, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each client's gradient (K, P) and loss (K,) over its training samples, with ordinary autograd."""
+    model = make_model()
     gradients, losses = [], []
     for start, size in zip(federation.start.tolist(), federation.train.tolist(), strict=True):
         w = x.clone().requires_grad_()
         mine = slice(start, start + size)
-        outputs = cohort.outputs(cohort.parts(w), federation.inputs[mine], torch.tensor(0))
+        parts, at = {}, 0
+        for name, p in model.named_parameters():
+            parts[name], at = w[at : at + p.numel()].view(p.shape), at + p.numel()
+        outputs = torch.func.functional_call(model, parts, (federation.inputs[mine],))
         loss = cross_entropy(outputs, federation.targets[mine]).mean()
         gradients.append(torch.autograd.grad(loss, w)[0])
         losses.append(loss.detach())
@@ -71,7 +73,7 @@ def test_one_local_step_makes_adafedadam_adam_on_the_weighted_gradient(
     adam = torch.optim.Adam([w], lr=1e-3)
     first = None
     for _ in range(ROUNDS):
-        gradients, losses = full_gradients(federation, simulation.cohort, w.detach())
+        gradients, losses = full_gradients(federation, w.detach())
         first = losses if first is None else first
         weights = federation.train * (losses / first) ** alpha
         w.grad = weights @ gradients / weights.sum()

@@ -13,6 +13,7 @@ import torch
 import layouts
 from fairwind import Federation, InputError, setups
 from fairwind.data import store
+from fairwind.files import default_cache
 from fairwind.setups import Where
 
 
@@ -239,6 +240,6 @@ def test_generated_data_is_kept_too(tmp_path: Path) -> None:
 
 def test_the_cache_is_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert store.default_cache() == tmp_path / "fairwind"
+    assert default_cache() == tmp_path / "fairwind"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert store.default_cache() == Path.home() / ".cache" / "fairwind"
+    assert default_cache() == Path.home() / ".cache" / "fairwind"

@@ -10,9 +10,11 @@ from torch import Tensor
 from fairwind import setups
 from fairwind.contract import Algorithm, AnyAlgorithm
 from fairwind.data.federation import Federation
-from fairwind.engine.cohort import Loss, accuracy, cross_entropy
 from fairwind.engine.executor import Run
-from fairwind.engine.simulation import Model, Settings, Simulation
+from fairwind.engine.losses import Loss, accuracy, cross_entropy
+from fairwind.engine.ranks import join
+from fairwind.engine.settings import Model, Settings
+from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, unknown
 from fairwind.metrics import METRICS
 
@@ -44,7 +46,7 @@ def prepare(
     From the files of `data_dir`; without it as prepared before, or else downloaded from the Hugging Face hub.
     """
     places = (None if place is None else Path(place) for place in (data_dir, glove, cache))
-    return setups.federation(spec, setups.Where(*places))
+    return setups.federation(spec, setups.Where(*places), ranks=join())
 
 
 def simulate(
@@ -91,7 +93,9 @@ def compare(
         if name not in known:
             raise unknown("setting", name, known)
     runs = [Run(label, algorithm, seed) for label, algorithm in algorithms.items() for seed in seeds]
-    simulation = Simulation(model, federation, runs, Settings(**settings), loss=loss, score=score)
+    simulation = Simulation(
+        model, federation, runs, Settings(**settings), loss=loss, score=score, ranks=join()
+    )
     simulation.run()
     return [_result(simulation, r) for r in range(len(runs))]
 
@@ -106,7 +110,7 @@ def _result(simulation: Simulation, r: int) -> Result:
         accuracy=simulation.accuracy[r],
         loss=simulation.loss[r],
         history=history,
-        state_dict={k: v.cpu() for k, v in simulation.cohort.state_dict(simulation.x[r]).items()},
+        state_dict={k: v.cpu() for k, v in simulation.state_dict(r).items()},
         left_out=int(simulation.left_out[r]),
         stalled_rounds=int(simulation.stalled[r]),
     )

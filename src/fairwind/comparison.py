@@ -21,18 +21,32 @@ from fairwind.data import store
 from fairwind.data.federation import Federation
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.executor import Run
-from fairwind.engine.ranks import find
-from fairwind.engine.simulation import Settings, Simulation
+from fairwind.engine.ranks import find, join
+from fairwind.engine.settings import Settings
+from fairwind.engine.simulation import Simulation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, unknown
-from fairwind.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS, lock, write_atomic, write_json
+from fairwind.files import (
+    CLIENTS,
+    HISTORY,
+    MODELS,
+    RECIPE,
+    RESULTS,
+    default_cache,
+    lock,
+    write_atomic,
+    write_json,
+)
 from fairwind.metrics import METRICS, over_seeds
 from fairwind.setups import Where
 
 SOLVERS: dict[str, dict[str, Any]] = {
-    "sgd": {"momentum": 0.0, "nesterov": False},
-    "momentum": {"momentum": 0.9, "nesterov": False},
-    "nesterov": {"momentum": 0.9, "nesterov": True},
+    "sgd": {"optimizer": "sgd", "momentum": 0.0, "nesterov": False},
+    "momentum": {"optimizer": "sgd", "momentum": 0.9, "nesterov": False},
+    "nesterov": {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
+    "adam": {"optimizer": "adam", "momentum": 0.0, "nesterov": False},
+    "adamw": {"optimizer": "adamw", "momentum": 0.0, "nesterov": False},
+    "rmsprop": {"optimizer": "rmsprop", "momentum": 0.0, "nesterov": False},
 }
 
 
@@ -61,21 +75,25 @@ class Recipe:
         self.check()
         built = {spec: algorithms.build(spec) for spec in self.algorithms}
         runs = [Run(spec, algorithm, seed) for spec, algorithm in built.items() for seed in self.seeds]
-        return Simulation(lambda: setups.build_model(self.setup, federation), federation, runs, self.settings)
+        return Simulation(
+            lambda: setups.build_model(self.setup, federation), federation, runs, self.settings, ranks=join()
+        )
 
     def command(self) -> str:
         """The command that trains it again, with what differs from the setup's own settings."""
         own = dataclasses.asdict(settings_of(self.setup))
         given = dataclasses.asdict(self.settings)
         local, own_local = given.pop("solver"), own.pop("solver")
-        machine = ("device", "compile", "memory", "engine")  # whatever the next machine has
+        machine = ("device", "compile", "memory", "engine", "workers")  # whatever the next machine has
         # As text, because 1 (one client) and 1.0 (all of them) are equal.
         changed = {k: v for k, v in given.items() if json.dumps(v) != json.dumps(own[k]) and k not in machine}
         changed |= {k: v for k, v in local.items() if v != own_local[k]}
-        if {"momentum", "nesterov"} & set(changed):
-            kind = (
-                "nesterov" if changed.pop("nesterov", False) else "momentum" if local["momentum"] else "sgd"
-            )
+        if {"optimizer", "momentum", "nesterov"} & set(changed):
+            kind = local["optimizer"]
+            if kind == "sgd" and local["momentum"]:
+                kind = "nesterov" if local["nesterov"] else "momentum"
+            for name in ("optimizer", "nesterov"):
+                changed.pop(name, None)
             changed["solver"] = kind
             if local["momentum"] == SOLVERS[kind]["momentum"]:
                 changed.pop("momentum", None)
@@ -93,8 +111,9 @@ class Recipe:
     def from_json(cls, content: dict[str, Any]) -> "Recipe":
         settings = dict(content["settings"])
         solver = dict(settings["solver"])
-        if isinstance(solver["epochs"], list):
-            solver["epochs"] = tuple(solver["epochs"])
+        for name, value in solver.items():
+            if isinstance(value, list):
+                solver[name] = tuple(value)
         settings["solver"] = Solver(**solver)
         named = tuple(content["algorithms"]), tuple(content["seeds"])
         return cls(content["setup"], *named, Settings(**settings), content.get("data"))
@@ -198,7 +217,7 @@ class RunDirectory:
             return setups.federation(self.recipe.setup, Where())
         entry = store.find(digest, where.cache)
         if entry is None:
-            cache = where.cache or store.default_cache()
+            cache = where.cache or default_cache()
             given = {"data-dir": where.data_dir, "glove": where.glove, "cache": where.cache}
             options = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
             raise InputError(
@@ -251,8 +270,8 @@ class RunDirectory:
         """The trained models."""
         models = {
             f"{run.label}/{run.seed}/{name}": value.cpu().contiguous()
-            for run, x in zip(simulation.runs, simulation.x, strict=True)
-            for name, value in simulation.cohort.state_dict(x).items()
+            for r, run in enumerate(simulation.runs)
+            for name, value in simulation.state_dict(r).items()
         }
         write_atomic(self.path / MODELS, save(models))
 
@@ -272,6 +291,7 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
         "command": recipe.command(),
         "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
         | dataclasses.asdict(simulation.settings),
+        "engine": str(simulation.choice),
         "environment": environment(simulation.settings.device),
         "federation": simulation.federation.describe(),
         "runs": rows,

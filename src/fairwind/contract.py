@@ -23,7 +23,7 @@ class Report(NamedTuple):
     """What one client tells after local training; or K clients at once, as (K,) tensors."""
 
     size: Tensor  # S_k, training samples
-    steps: Tensor  # τ_k, local steps taken; ‖a_k‖₁ where the solver has momentum
+    steps: Tensor  # τ_k, local steps taken; ‖a_k‖₁ with momentum; NaN where steps are not sums of gradients
     lr: Tensor  # η_k, the local learning rate
     update_norm: Tensor  # ‖δ_k‖, δ_k = x_t − x_k (a descent direction, everywhere)
     loss: Tensor  # F_k(x_t), before training; NaN unless the probe is "loss" or "gradient"
@@ -58,6 +58,24 @@ class Stateless(NamedTuple):
     """The state of a server that keeps none."""
 
 
+def nonnegative(loss: Tensor) -> Tensor:
+    """A loss, NaN where it is negative: for formulas such as F^q, which mean nothing there."""
+    return torch.where(loss < 0, torch.nan, loss)
+
+
+def refuses(algorithm: AnyAlgorithm, **values: float) -> bool:
+    """Whether a client cannot contribute whose report has these values, and otherwise could."""
+    one = torch.ones((), dtype=torch.float64)
+    usual = Report(*[one] * len(Report._fields))
+    changed = usual._replace(**{name: one * value for name, value in values.items()})
+
+    def finite(report: Report) -> bool:
+        part = algorithm.client(report)
+        return all(bool(torch.isfinite(number)) for number in (part.coef, *part.sums))
+
+    return finite(usual) and not finite(changed)
+
+
 def contribute(algorithm: Algorithm[Any, Sums], report: Report) -> tuple[Contribution[Sums], Tensor]:
     """Each client's contribution, and which clients are usable; the others contribute exact zeros.
 
@@ -65,9 +83,9 @@ def contribute(algorithm: Algorithm[Any, Sums], report: Report) -> tuple[Contrib
     update must still be masked by the caller (`where`, never 0·NaN): only norms are seen here.
     """
     part = algorithm.client(report)
-    measured = {"none": report[:4], "loss": report[:5], "gradient": report}[algorithm.probe]
-    usable = (report.size > 0) & (report.steps > 0)
-    for number in (*measured, part.coef, *part.sums):
+    measured = {"none": (), "loss": (report.loss,), "gradient": report[4:]}[algorithm.probe]
+    usable = (report.size > 0) & ~(report.steps <= 0)
+    for number in (report.size, report.lr, report.update_norm, *measured, part.coef, *part.sums):
         usable = usable & torch.isfinite(number)
     sums = type(part.sums)(*(torch.where(usable, s, 0) for s in part.sums))
     return Contribution(torch.where(usable, part.coef, 0), sums), usable

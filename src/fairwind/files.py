@@ -19,6 +19,11 @@ CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
 
 
+def default_cache() -> Path:
+    """Where prepared data and compiled steps are kept, unless another place is named."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairwind"
+
+
 def write_atomic(path: Path, data: bytes) -> Path:
     """Writes a file so that a reader, or a crash, sees the old one or the whole new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from fairwind.data import cifar10, femnist, sent140, store
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source
 from fairwind.data.synthetic import synthetic, synthetic_li
-from fairwind.engine.ranks import join
+from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, unknown
 from fairwind.models import linear, lstm, mlp, vgg11
@@ -47,6 +47,7 @@ class Where(NamedTuple):
 
 def _linear(federation: Federation) -> nn.Module:
     assert federation.classes is not None
+    assert isinstance(federation.inputs, Tensor)
     return linear(federation.inputs.shape[1], federation.classes)
 
 
@@ -93,11 +94,13 @@ def entry(spec: str, where: Where, say: store.Say) -> store.Entry:
     return store.keep(name, setup.data(**given), given, cache=where.cache)
 
 
-def federation(spec: str, where: Where, say: store.Say = lambda text: None) -> Federation:
-    """The data of a spec: prepared, or generated."""
+def federation(
+    spec: str, where: Where, say: store.Say = lambda text: None, ranks: Ranks = ALONE
+) -> Federation:
+    """The data of a spec: prepared, by the first of several ranks, or generated."""
     setup = find(spec)
     if isinstance(setup.data, Source):
-        with join().first_alone():
+        with ranks.first_alone():
             prepared = entry(spec, where, say)
         return prepared.load()
     _refuse_files(spec, where)

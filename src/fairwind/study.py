@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 
 from fairwind import algorithms, setups
 from fairwind.comparison import Recipe, RunDirectory, settings_of
-from fairwind.engine.simulation import Settings, Simulation
+from fairwind.engine.settings import Settings
+from fairwind.engine.simulation import Simulation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line, unknown, whole
 from fairwind.files import CLIENTS, HISTORY, RECIPE, RESULTS, write_atomic
@@ -33,7 +34,7 @@ Floats = NDArray[np.float32]
 RUNS = "runs"  # the folder of a study's output that holds the runs
 EXACT = ("float32", "tf32", "bf16")  # the most exact first
 CHARTS = ("curves", "distribution", "targets", "pareto", "rsd", "tuned", "labels")
-ALIKE = ("device", "compile", "memory", "engine", "eval_every")  # settings that decide no number
+ALIKE = ("device", "compile", "memory", "engine", "workers", "eval_every")  # settings that decide no number
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class RunKey(NamedTuple):
         given = (name, arguments("algorithm", algorithm, known))
         data = (setup.partition(":")[0], setups.arguments_of(setup))
         decide = {k: settings[k] for k in ("rounds", "solver", "participation", "probe_samples")}
+        decide["solver"] = dataclasses.asdict(Solver()) | decide["solver"]  # older files say less
         texts = [json.dumps(value, sort_keys=True) for value in (data, given, decide)]
         return cls(texts[0], texts[1], seed, texts[2])
 

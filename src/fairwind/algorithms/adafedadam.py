@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.contract import Algorithm, Contribution, Report
+from fairwind.contract import Algorithm, Contribution, Report, nonnegative
 from fairwind.errors import in_range, positive
 
 
@@ -56,7 +56,8 @@ def adafedadam(
         speaks = (r.grad_norm > 0) & (r.update_norm > 0)
         rate = torch.where(speaks, r.update_norm / r.grad_norm, r.lr)  # η′
         certainty = (torch.log(rate / r.lr) + 1).clamp(min=0)  # C_k; below 0 it would make β^C > 1
-        lag = torch.where(r.loss0 > 0, r.loss / r.loss0, 1.0)  # I_k; a first loss of 0 measures no lag
+        lag = nonnegative(r.loss) / nonnegative(r.loss0)  # I_k
+        lag = torch.where(r.loss0 == 0, 1.0, lag)  # a first loss of 0 measures no lag
         weight = r.size * lag**alpha
         return Contribution(torch.where(speaks, weight / rate, 0.0), Sums(weight, weight * certainty))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fairwind.contract import Algorithm, Contribution, Report, Stateless
+from fairwind.contract import Algorithm, Contribution, Report, Stateless, nonnegative
 from fairwind.errors import in_range
 
 
@@ -21,7 +21,7 @@ def qfedavg(*, q: float = 1.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
     in_range(0, math.inf, q=q, lr=lr)
 
     def client(r: Report) -> Contribution[Sums]:
-        loss = r.loss + 1e-10  # F, kept off zero as the authors do, for q < 1
+        loss = nonnegative(r.loss) + 1e-10  # F, kept off zero as the authors do, for q < 1
         lipschitz = 1 / r.lr  # L
         coef = lipschitz * loss**q
         h = q * loss ** (q - 1) * (lipschitz * r.update_norm) ** 2 + coef

@@ -15,8 +15,9 @@ from fairwind.cli.terminal import advance, err, help_along, out, say
 from fairwind.comparison import Recipe, RunDirectory, settings_of
 from fairwind.data.federation import Federation
 from fairwind.engine.precision import Precision
-from fairwind.engine.ranks import find
-from fairwind.engine.simulation import Engine, Simulation, Switch
+from fairwind.engine.ranks import find, join
+from fairwind.engine.settings import Engine, Switch
+from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line
 from fairwind.files import RESULTS
 from fairwind.setups import Where
@@ -29,11 +30,13 @@ SETTINGS = (  # options of a comparison
         "lr",
         "batch_size",
         "weight_decay",
+        "clip",
+        "lr_decay",
         "epochs",
         "participation",
         "probe_samples",
     ),
-    *("eval_every", "engine", "device", "compile", "precision", "memory"),
+    *("eval_every", "engine", "device", "compile", "precision", "memory", "workers"),
 )
 
 
@@ -65,7 +68,7 @@ class Compare:
     """Communication rounds (the setup's own if not given)."""
     alpha: float | None = None
     """AdaFedAdam's fairness: 0 weighs clients by size alone, larger is fairer (its default is 1)."""
-    solver: Literal["sgd", "momentum", "nesterov"] | None = None
+    solver: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop"] | None = None
     """How clients train (the setup's own if not given)."""
     momentum: float | None = None
     """Momentum of --solver momentum or nesterov (0.9 if not given)."""
@@ -75,6 +78,10 @@ class Compare:
     """Local batch size (the setup's own if not given)."""
     weight_decay: float | None = None
     """Local weight decay (the setup's own if not given)."""
+    clip: float | None = None
+    """Largest norm of a batch's gradient; longer ones are scaled down to it."""
+    lr_decay: float | None = None
+    """What the local learning rate is multiplied by after every round."""
     epochs: int | tuple[int, int] | None = None
     """Local epochs a round; two numbers, as in --epochs 1 3, are drawn between for each client and round."""
     participation: int | float = 1.0
@@ -85,8 +92,9 @@ class Compare:
     """Rounds between evaluations of all clients' test accuracy."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto takes a GPU where there is one."""
-    engine: Engine = "stacked"
-    """stacked trains all clients of all runs at once; loop, one after another, is for reference."""
+    engine: Engine = "auto"
+    """stacked trains all clients of all runs at once, loop one after another; auto takes the faster of those
+    that can train the model."""
     compile: Switch = "auto"
     """Compile the local step; auto does where a compiler is found and the run is long enough."""
     precision: Precision = "auto"
@@ -95,6 +103,8 @@ class Compare:
     memory: float | None = None
     """GiB that clients training at once may take; the rest wait (if not given: on a CPU 1/32, which stays
     near its cache; on a GPU a quarter of its memory)."""
+    workers: int | None = None
+    """Threads that share the clients out on a CPU (one for each core if not given)."""
     out: Path | None = None
     """Directory for the results (runs/SETUP-TIME if not given)."""
     checkpoint_every: float = 30
@@ -185,7 +195,7 @@ class Report:
 
 def _load(spec: str, where: Where) -> Federation:
     """The data of a setup, with a line on what it is where it comes from files."""
-    federation = setups.federation(spec, where, say)
+    federation = setups.federation(spec, where, say, join())
     if federation.origin:
         files = ", ".join(file["file"] for file in federation.origin["source"])
         say("; ".join([f"{federation.name}, from {files}", *federation.origin.get("notes", [])]))

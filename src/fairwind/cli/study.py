@@ -19,7 +19,8 @@ from fairwind.data.federation import Federation
 from fairwind.data.source import Source
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find
-from fairwind.engine.simulation import Settings, Simulation, Switch, resolve
+from fairwind.engine.settings import Settings, Switch, resolve
+from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, positive, unknown
 from fairwind.files import write_json
 from fairwind.paper import theory

@@ -49,7 +49,7 @@ def advance(
     )
     settings, runs = simulation.settings, simulation.runs
     clients = len(simulation.federation)
-    taking = simulation.schedule.participants
+    taking = simulation.planner.participants
     some = f"{taking} of {clients}" if taking < clients else str(clients)
     compiling = " (compiling first)" if settings.compile == "on" and not simulation.done else ""
     err.print(
@@ -57,6 +57,7 @@ def advance(
         f"{directory.path}{compiling}",
         soft_wrap=True,
     )
+    err.print(str(simulation.choice), soft_wrap=True, markup=False)
 
     def save() -> None:
         if save_last or not simulation.done:

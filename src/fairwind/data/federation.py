@@ -1,4 +1,4 @@
-"""A federation: the samples of all clients in one tensor, and which of them are whose."""
+"""A federation: the samples of all clients one after another, and which of them are whose."""
 
 import hashlib
 import json
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fairwind.counter import SPLIT, fold, mix, segments, shuffle
+from fairwind.data.samples import Samples, as_samples, kind, mapped, named, take, tensors
 from fairwind.errors import InputError
 
 
@@ -19,8 +20,8 @@ from fairwind.errors import InputError
 class Federation:
     """Clients' samples, one client after another; within a client first training, then test samples."""
 
-    inputs: Tensor  # (N, ...)
-    targets: Tensor  # (N, ...)
+    inputs: Samples  # a tensor (N, ...), or a tuple or dict of such
+    targets: Samples  # likewise
     start: Tensor  # (K,) where a client's samples begin
     train: Tensor  # (K,) training samples of each client
     test: Tensor  # (K,) test samples of each client
@@ -48,8 +49,9 @@ class Federation:
         name: str = "federation",
         classes: int | None = None,
     ) -> "Federation":
-        """From each client's (inputs, targets): tensors, arrays or lists.
+        """From each client's (inputs, targets): tensors, arrays or lists; or tuples or dicts of these.
 
+        A model is called with a tensor as model(x), with a tuple as model(*x), with a dict as model(**x).
         A share `train` of each client's samples (rounded down, at least one) is for training, chosen by
         `seed`; the rest are its test samples. `classes` is one more than the largest label unless given.
         """
@@ -59,18 +61,17 @@ class Federation:
         if len(labels) != len(clients):
             raise InputError(f"{len(labels)} names for {len(clients)} clients")
         parts = [
-            _check(label, torch.as_tensor(x), torch.as_tensor(y))
-            for label, (x, y) in zip(labels, clients, strict=True)
+            _check(label, as_samples(x), as_samples(y)) for label, (x, y) in zip(labels, clients, strict=True)
         ]
         for label, (x, y) in zip(labels, parts, strict=True):
             for what, value, first in (("inputs", x, parts[0][0]), ("targets", y, parts[0][1])):
-                if value.shape[1:] != first.shape[1:] or value.dtype != first.dtype:
+                if kind(value) != kind(first):
                     raise InputError(
                         f"client {label!r}: {what} are {kind(value)}, but those of client {labels[0]!r} are "
                         f"{kind(first)}; give all clients the same shape and type"
                     )
-        owner = torch.repeat_interleave(torch.tensor([len(x) for x, _ in parts]))
-        inputs, targets = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+        owner = torch.repeat_interleave(torch.tensor([len(tensors(x)[0]) for x, _ in parts]))
+        inputs, targets = _joined([x for x, _ in parts]), _joined([y for _, y in parts])
         return cls.from_owners(
             inputs, targets, owner, names=labels, train=train, seed=seed, name=name, classes=classes
         )
@@ -91,11 +92,11 @@ class Federation:
         """From all samples together and, for each, the index into `names` of the client it belongs to."""
         if not 0 < train <= 1:
             raise InputError(f"train={train} is out of range: the training share lies in (0, 1]")
-        inputs, targets, owner = torch.as_tensor(inputs), torch.as_tensor(targets), torch.as_tensor(owner)
-        if not len(inputs) == len(targets) == len(owner):
-            raise InputError(
-                f"{len(inputs)} inputs, {len(targets)} targets and {len(owner)} owners do not match"
-            )
+        inputs, targets, owner = as_samples(inputs), as_samples(targets), torch.as_tensor(owner)
+        counts = [{len(value) for value in tensors(samples)} for samples in (inputs, targets)]
+        if not counts[0] == counts[1] == {len(owner)}:
+            many, labels = (" or ".join(map(str, sorted(each))) for each in counts)
+            raise InputError(f"{many} inputs, {labels} targets and {len(owner)} owners do not match")
         if len(owner) and not 0 <= int(owner.min()) <= int(owner.max()) < len(names):
             raise InputError(f"owners must be indices of the {len(names)} names, 0 to {len(names) - 1}")
         if len(set(names)) < len(names):
@@ -104,12 +105,14 @@ class Federation:
         size = torch.bincount(owner, minlength=len(names))
         keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
         within = shuffle(*segments(size), keys)
-        order = torch.argsort(owner, stable=True)[within].to(inputs.device)
+        order = torch.argsort(owner, stable=True)[within].to(tensors(inputs)[0].device)
         kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
-        if classes is None and len(targets) and not targets.is_floating_point():
+        labelled = isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point()
+        if classes is None and labelled and len(targets):
+            assert isinstance(targets, Tensor)
             classes = int(targets.max()) + 1
         start = size.cumsum(0) - size
-        parts = inputs[order], targets[order], start, kept, size - kept
+        parts = take(inputs, order), take(targets, order), start, kept, size - kept
         return cls(*parts, tuple(names), name, classes)
 
     @classmethod
@@ -184,9 +187,20 @@ class Federation:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def samples(self) -> int:
+        """Training and test samples of all clients."""
+        return len(tensors(self.inputs)[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the samples are."""
+        return tensors(self.inputs)[0].device
+
     def to(self, device: torch.device | str) -> "Federation":
         """The same federation with its samples on a device; the counts stay on the host."""
-        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+        inputs, targets = (mapped(lambda t: t.to(device), part) for part in (self.inputs, self.targets))
+        return replace(self, inputs=inputs, targets=targets)
 
     def describe(self) -> dict[str, Any]:
         """Counts, as recorded with results."""
@@ -204,7 +218,7 @@ class Federation:
 
     def label_counts(self) -> Tensor:
         """Samples of each client and class: (K, classes)."""
-        if self.classes is None:
+        if self.classes is None or not isinstance(self.targets, Tensor):
             raise InputError(f"{self.name} has no class labels to count")
         owner, _ = segments(self.train + self.test)
         counts = torch.bincount(owner * self.classes + self.targets.cpu(), minlength=len(self) * self.classes)
@@ -214,29 +228,43 @@ class Federation:
         """SHA-256 of everything that training can see: samples, their order, and whose they are."""
         seen = hashlib.sha256(json.dumps([self.names, self.classes, self.words]).encode())
         table = () if self.embedding is None else (self.embedding,)
-        for value in (self.inputs, self.targets, self.start, self.train, self.test, *table):
+        for part in (self.inputs, self.targets):
+            for path, _ in named(part):
+                seen.update(path.encode())
+        samples = *tensors(self.inputs), *tensors(self.targets)
+        for value in (*samples, self.start, self.train, self.test, *table):
             array = value.cpu().contiguous().numpy()
             seen.update(f"{array.dtype.str}{array.shape}".encode())
             seen.update(memoryview(array.reshape(-1).view(np.uint8)))
         return seen.hexdigest()
 
 
-def _check(label: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    if not y.is_floating_point():
+def _joined(parts: Sequence[Any]) -> Any:
+    """All clients' samples, one after another."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {name: _joined([part[name] for part in parts]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(_joined(each) for each in zip(*parts, strict=True))
+    return torch.cat(list(parts))
+
+
+def _check(label: str, x: Samples, y: Samples) -> tuple[Samples, Samples]:
+    if isinstance(y, Tensor) and not y.is_floating_point():
         y = y.long()
-    if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
-        raise InputError(
-            f"client {label!r}: inputs {tuple(x.shape)} and targets {tuple(y.shape)} differ in length"
-        )
-    for what, value in (("inputs", x), ("targets", y)):
-        if value.is_floating_point() and not torch.isfinite(value).all():
-            row = int((~torch.isfinite(value.reshape(len(value), -1))).any(1).nonzero()[0])
-            raise InputError(
-                f"client {label!r}: {what} of sample {row} hold NaN or infinity; clean or drop it"
-            )
+    shapes = [tuple(value.shape) for value in (*tensors(x), *tensors(y))]
+    if not tensors(x) or not tensors(y):
+        raise InputError(f"client {label!r}: there are no tensors in its inputs or targets")
+    if any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
+        split = len(tensors(x))
+        of_inputs, of_targets = (", ".join(map(str, part)) for part in (shapes[:split], shapes[split:]))
+        raise InputError(f"client {label!r}: inputs {of_inputs} and targets {of_targets} differ in length")
+    for what, samples in (("inputs", x), ("targets", y)):
+        for path, value in named(samples):
+            if value.is_floating_point() and not torch.isfinite(value).all():
+                row = int((~torch.isfinite(value.reshape(len(value), -1))).any(1).nonzero()[0])
+                raise InputError(
+                    f"client {label!r}: {what}{path and ' ' + path} of sample {row} hold NaN or infinity; "
+                    "clean or drop it"
+                )
     return x, y
-
-
-def kind(value: Tensor) -> str:
-    """Type and shape of samples, in words."""
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape[1:])} per sample"

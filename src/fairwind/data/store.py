@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source, named_vectors, sha256
 from fairwind.errors import InputError, first_line
-from fairwind.files import lock, write_json
+from fairwind.files import default_cache, lock, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -52,11 +53,6 @@ class Entry(NamedTuple):
         return InputError(
             f"prepared data in {self.path} is damaged ({why}); delete that folder and prepare it again"
         )
-
-
-def default_cache() -> Path:
-    """Where prepared data goes unless told otherwise."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairwind"
 
 
 def prepare(
@@ -195,6 +191,8 @@ def _partial(cache: Path) -> Iterator[Path]:
 
 def _write_shards(path: Path, federation: Federation) -> list[str]:
     """The samples in shards of consecutive rows; the first holds what else there is."""
+    assert isinstance(federation.inputs, Tensor)
+    assert isinstance(federation.targets, Tensor)
     rows = len(federation.inputs)
     size = federation.inputs.nbytes
     count = 1 if size <= WHOLE else -(-size // SHARD)

@@ -1,35 +1,47 @@
 """Every client's mean loss and score at shared weights, in large batches that ignore client borders."""
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fairwind.counter import segments
 from fairwind.data.federation import Federation
-from fairwind.engine.cohort import Cohort
+from fairwind.data.samples import take
+from fairwind.engine.ragged import chunks
 from fairwind.engine.ranks import ALONE, Ranks
 
-# What samples may become under all models together when they are scored at once, about
+# Activations of samples under all models together that are scored at once, about
 NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
 
 Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client after client
 
 
+class Scorer(Protocol):
+    """A model that can score samples."""
+
+    per_sample: int  # activations
+
+    def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        """Each sample's loss and score (R, B) under models x (R, P)."""
+        ...
+
+
 @torch.no_grad()
 def client_means(
-    cohort: Cohort, federation: Federation, x: Tensor, sizes: Tensor, pick: Pick, ranks: Ranks = ALONE
+    model: Scorer, federation: Federation, x: Tensor, sizes: Tensor, pick: Pick, ranks: Ranks = ALONE
 ) -> tuple[Tensor, Tensor]:
     """Mean loss and mean score of each client under each model x (R, P): two (R, K) float64 tensors.
 
     `sizes` (K,) says how many samples each client has, `pick` which; a client with none gets NaN. Ranks share
     whole chunks, so that a client's numbers are the same bits however many ranks there are.
     """
-    limit = max(16, NUMBERS.get(x.device.type, 1 << 22) // (max(64, cohort.per_sample) * len(x)))
+    limit = max(16, NUMBERS.get(x.device.type, 1 << 22) // (max(64, model.per_sample) * len(x)))
     means = torch.zeros(2, len(x), len(sizes), dtype=torch.float64, device=x.device)
     for clients in chunks(sizes, limit)[ranks.rank :: ranks.world]:
         scored = [
-            cohort.scores(x, federation.inputs[part], federation.targets[part])
+            model.scores(x, take(federation.inputs, part), take(federation.targets, part))
             for part in torch.split(pick(clients), limit)
         ]
         lengths = sizes[clients].to(x.device)
@@ -45,12 +57,6 @@ def _segment_means(values: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(lengths > 0, total / lengths, torch.nan)
 
 
-def chunks(costs: Tensor, limit: int) -> tuple[Tensor, ...]:
-    """Indices cut into consecutive chunks whose costs sum to about the limit, or to one cost above it."""
-    _, counts = torch.unique_consecutive(costs.cumsum(0) // limit, return_counts=True)
-    return torch.split(torch.arange(len(costs)), counts.tolist())
-
-
 def split(federation: Federation, part: str) -> tuple[Tensor, Pick]:
     """Sizes and picker of all clients' "train" or "test" samples."""
     sizes = federation.train if part == "train" else federation.test
@@ -58,6 +64,6 @@ def split(federation: Federation, part: str) -> tuple[Tensor, Pick]:
 
     def pick(clients: Tensor) -> Tensor:
         owner, place = segments(sizes[clients])
-        return (start[clients][owner] + place).to(federation.inputs.device)
+        return (start[clients][owner] + place).to(federation.device)
 
     return sizes, pick

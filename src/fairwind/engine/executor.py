@@ -1,5 +1,6 @@
 """What an executor is: something that lets the clients of all runs train for one round."""
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -24,24 +25,24 @@ class Outcome(NamedTuple):
     sums: list[Any]  # R records of the runs' algorithms, of 0-d float64 tensors
     used: Tensor  # (R,) clients that counted
     left_out: Tensor  # (R,) clients left out because a number of theirs was not finite
+    lowest: Tensor  # (R,) the lowest loss that a client measured; infinity where none did
 
 
 class Executor(Protocol):
     """Trains the round's clients of every run."""
 
-    repeats: bool  # whether, once drawn up, a round is the same work on the same tensors as the last one,
-    ran_short: bool  # unless memory ran short in it
-
-    def step_by_step(self) -> None:
-        """Gives up on repeating whole rounds."""
-        ...
+    threads: int  # that a kernel may use, on a CPU
 
     def prepare(self, round: int) -> int:
         """Draws up the round; returns how many local steps it will take, in all."""
         ...
 
-    def round(self, x: Tensor, loss0: Tensor) -> Outcome:
-        """That round from models x (R, P); `loss0` (R, K) are the clients' losses at the runs' x_0."""
+    def round(self, x: Tensor, loss0: Tensor, finish: Callable[[Outcome], None]) -> None:
+        """That round from models x (R, P); `loss0` (R, K) are the clients' losses at the runs' x_0.
+
+        `finish` is given what the round adds up to. On a GPU all of this may be recorded and replayed, so
+        that `finish` must keep its results in tensors that stay in their place.
+        """
         ...
 
 
@@ -60,4 +61,4 @@ def over_ranks(outcome: Outcome, runs: list[Run], ranks: Ranks) -> Outcome:
     total, used, left_out, *numbers = ranks.sum(outcome.total, outcome.used, outcome.left_out, *numbers)
     each = iter(numbers)
     sums = [type(record)(*islice(each, len(record))) for record in records]
-    return Outcome(total, sums, used, left_out)
+    return Outcome(total, sums, used, left_out, ranks.lowest(outcome.lowest))

@@ -42,6 +42,13 @@ class Ranks(NamedTuple):
         summed = torch.split(flat, [part.numel() for part in parts])
         return [s.view_as(part).to(part.dtype) for s, part in zip(summed, parts, strict=True)]
 
+    def lowest(self, values: Tensor) -> Tensor:
+        """The lowest of each value over ranks."""
+        if self.world > 1:
+            values = values.clone()
+            _all_reduce(values, dist.ReduceOp.MIN)
+        return values
+
     def any(self, wish: bool) -> bool:
         """Whether any rank wishes it."""
         if self.world == 1:
@@ -96,8 +103,8 @@ def join() -> Ranks:
     return ranks
 
 
-def _all_reduce(values: Tensor) -> None:
+def _all_reduce(values: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
     try:
-        dist.all_reduce(values)
+        dist.all_reduce(values, operation)
     except RuntimeError as error:
         raise InputError(f"another rank has failed, or cannot be reached: {first_line(error)}") from error

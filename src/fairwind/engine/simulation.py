@@ -1,125 +1,36 @@
 """The simulation: rounds of all runs, evaluated and resumable."""
 
-import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairwind.contract import advance
+from fairwind.contract import advance, refuses
 from fairwind.data.federation import Federation
+from fairwind.data.samples import cast
 from fairwind.engine.checkpoint import Checkpoint
-from fairwind.engine.cohort import Cohort, Loss, accuracy, check, cross_entropy
-from fairwind.engine.evaluate import client_means, split
-from fairwind.engine.executor import Executor, Run
-from fairwind.engine.factors import factor
+from fairwind.engine.choice import choose
+from fairwind.engine.compiling import compiler_found
+from fairwind.engine.evaluate import Pick, client_means, split
+from fairwind.engine.executor import Executor, Outcome, Run
 from fairwind.engine.loop import Loop
-from fairwind.engine.precision import Precision, compute_type, products
-from fairwind.engine.ranks import find, join
-from fairwind.engine.record import Recorder
-from fairwind.engine.schedule import Schedule
-from fairwind.engine.solver import Solver
+from fairwind.engine.losses import Loss, accuracy, cross_entropy
+from fairwind.engine.plain import PlainModel
+from fairwind.engine.plan import Planner
+from fairwind.engine.precision import products
+from fairwind.engine.ranks import ALONE, Ranks
+from fairwind.engine.settings import Model, Settings, resolve
 from fairwind.engine.stacked import Stacked
-from fairwind.errors import InputError, first_line, in_range, positive, whole
+from fairwind.engine.workers import keep_memory, threads
+from fairwind.errors import InputError, in_range, whole
 from fairwind.metrics import fairness, finite
 
-Model = nn.Module | Callable[[], nn.Module]
-Engine = Literal["stacked", "loop"]
-Switch = Literal["auto", "on", "off"]
-
-COMPILING = {"cpu": 15, "cuda": 60}  # seconds that it takes, about, and must save
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train, the same for every run of a simulation."""
-
-    rounds: int = 100
-    solver: Solver = field(default_factory=Solver)
-    participation: float | int = 1.0
-    """Share of clients in a round (a float up to 1.0), or their number (an int)."""
-    probe_samples: int | None = None
-    """Samples on which a client measures its loss and gradient before training; None is all, as for F(x⁰)."""
-    eval_every: int = 10
-    engine: Engine = "stacked"
-    device: str = "auto"
-    compile: Switch = "auto"
-    """Compile the local step; "auto" does where a compiler is found and the run is long enough."""
-    precision: Precision = "auto"
-    """How local steps are computed: exactly (float32), or with factors rounded (tf32) or all but the weights
-    and sums in half the bits (bf16) for speed on a GPU. "auto" is tf32 on a GPU, float32 elsewhere."""
-    memory: float | None = None
-    """GiB that rows training at once may take; None is 1/32 on a CPU, near its cache, a quarter of a GPU."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.solver, Solver):
-            raise InputError(
-                f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…, momentum=…)"
-            )
-        whole(1, rounds=self.rounds, eval_every=self.eval_every)
-        if self.probe_samples is not None:
-            whole(1, probe_samples=self.probe_samples)
-        if self.memory is not None:
-            positive(memory=self.memory)
-        for name, value, known in (
-            ("engine", self.engine, ("stacked", "loop")),
-            ("compile", self.compile, ("auto", "on", "off")),
-            ("precision", self.precision, get_args(Precision)),
-        ):
-            if value not in known:
-                raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
-
-
-def resolve(settings: Settings) -> Settings:
-    """The settings with device, memory and precision chosen, so that a resumed run computes the same."""
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise InputError(f"device {device!r} is neither cpu nor cuda")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used here: {first_line(error)}") from None
-    if find().world > 1:
-        _check_ranks(settings.engine, device)
-    memory, precision = settings.memory, settings.precision
-    on_gpu = device.startswith("cuda")
-    if precision == "auto":
-        precision = "tf32" if on_gpu else "float32"
-    if precision == "tf32" and not on_gpu:
-        raise InputError("precision tf32 is a GPU's; on a CPU take float32")
-    if precision == "bf16" and settings.engine == "loop":
-        raise InputError("precision bf16 is the stacked engine's; with engine=loop take float32 or tf32")
-    if memory is None:
-        memory = torch.cuda.get_device_properties(device).total_memory / 2**32 if on_gpu else 1 / 32
-    return replace(settings, device=device, memory=memory, precision=precision)
-
-
-def _check_ranks(engine: Engine, device: str) -> None:
-    """Refuses what several processes cannot do together."""
-    if engine == "loop":
-        raise InputError("the loop is one process: start it without torchrun, or take the stacked engine")
-    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    if device.startswith("cuda:"):
-        raise InputError(f"{device!r} is one GPU for all processes: give 'cuda', and each takes its own")
-    if device == "cuda" and here > gpus:
-        raise InputError(
-            f"{here} processes cannot share {gpus} GPU(s): start one for each, or give device 'cpu'"
-        )
-
-
-def _compiler_found(device: str) -> bool:
-    if device.startswith("cuda"):
-        return find_spec("triton") is not None
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+COMPILING = {"cpu": 30, "cuda": 60}  # seconds that it takes, about, and must save
 
 
 class Simulation:
@@ -134,111 +45,108 @@ class Simulation:
         *,
         loss: Loss = cross_entropy,
         score: Loss = accuracy,
+        ranks: Ranks = ALONE,
     ):
-        self.ranks = join()
-        self.settings = resolve(settings)
-        self.runs = list(runs)
-        if not self.runs:
-            raise InputError("there is nothing to run: name at least one algorithm and one seed")
-        for run in self.runs:
-            whole(0, seed=run.seed)
-            in_range(0, 2**32, seed=run.seed)
+        self.ranks, self.runs = ranks, list(runs)
+        self.settings = resolve(settings, ranks)
+        _check_runs(self.runs, self.settings)
+        if not federation.test.any():
+            raise InputError("no client has test samples; give clients more samples or a smaller train share")
         models = {run.seed: _build(model, run.seed) for run in self.runs}
         first = next(iter(models.values()))
         _check_shared(models)
-        compute = compute_type(self.settings.precision)
-        self.cohort = Cohort(first, loss, score, compute=compute).to(self.settings.device)
-        self.federation = _cast(federation, self.cohort.dtype).to(self.settings.device)
-        check(self.cohort, first, self.federation)
-        s = self.settings
-        if s.engine == "stacked" and s.device == "cpu" and s.solver.plain and compute is None:
-            factor(self.cohort, first, self.federation)
-        if not federation.test.any():
-            raise InputError("no client has test samples; give clients more samples or a smaller train share")
+        dtype = next((p.dtype for p in first.parameters() if p.requires_grad), torch.float32)
+        inputs = cast(federation.inputs, dtype)
+        self.federation = replace(federation, inputs=inputs).to(self.settings.device)
+        with self._threads(1):
+            self.plain = PlainModel(first, self.federation, loss, score)
+            self.choice = choose(first, self.plain, self.federation, self.settings, ranks)
+        self.settings = replace(self.settings, engine=self.choice.engine)
+        self.layout = self.plain.layout
 
-        start = {seed: self.cohort.flatten(m).to(self.settings.device) for seed, m in models.items()}
+        start = {seed: self.layout.flatten(m).to(self.settings.device) for seed, m in models.items()}
         self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
         states = [run.algorithm.init(x) for run, x in zip(self.runs, self.x, strict=True)]
         # Written in place, where the models are: none may be another's, or stay behind in a replayed round.
         self.states = [type(state)(*(t.to(self.x.device, copy=True) for t in state)) for state in states]
-        self.loss0 = self._first_losses(start)
-
+        shape = len(self.runs), len(self.federation)
+        self.loss0 = torch.full(shape, torch.nan, dtype=torch.float64, device=self.x.device)
+        self.left_out, self.stalled = torch.zeros(2, shape[0], dtype=torch.int64, device=self.x.device)
+        self.lowest = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=self.x.device)
+        if self.settings.device == "cpu":
+            keep_memory()
         self.executor = self._executor()
-        self.recorder = Recorder(self.x.device)
         self.test = split(self.federation, "test")
         self.round = 0
         self.client_steps = 0
         self.seconds = 0.0
-        self.left_out = torch.zeros(len(self.runs), dtype=torch.int64, device=self.x.device)
-        self.stalled = torch.zeros_like(self.left_out)
         self.history: list[dict[str, Any]] = []
-        self.evaluate()
-
-    def _first_losses(self, start: dict[int, Tensor]) -> Tensor:
-        """Every client's loss F_k(x⁰) under each run (R, K); NaN where the algorithm asks for none."""
-        losses = torch.full((len(self.runs), len(self.federation)), torch.nan, dtype=torch.float64)
-        losses = losses.to(self.x.device)
-        asking = [r for r, run in enumerate(self.runs) if run.algorithm.probe != "none"]
-        seeds = sorted({self.runs[r].seed for r in asking})
-        if seeds:
-            train = split(self.federation, "train")
-            models = torch.stack([start[seed] for seed in seeds])
-            with self._products():
-                first, _ = client_means(self.cohort, self.federation, models, *train, self.ranks)
-            for r in asking:
-                losses[r] = first[seeds.index(self.runs[r].seed)]
-        return losses
+        self.loss, self.accuracy = torch.full((2, *shape), torch.nan, dtype=torch.float64)
 
     def _executor(self) -> Executor:
         s = self.settings
-        self.schedule = Schedule(self.federation, s.solver, s.participation, s.probe_samples)
-        if s.engine == "loop":
-            self.settings = replace(s, compile="off")
-            return Loop(self.cohort, self.federation, self.schedule, self.runs)
         assert s.memory is not None
-        budget = int(s.memory * 2**30 / self.x.element_size())
-        stacked = Stacked(
-            self.cohort, self.federation, self.schedule, self.runs, budget=budget, ranks=self.ranks
-        )
+        assert s.workers is not None
+        self.planner = Planner(self.federation, s.solver, s.participation, s.probe_samples)
+        given = self.federation, self.planner, self.runs
+        if self.choice.stacked is None:
+            self.settings = replace(s, compile="off")
+            return Loop(self.plain, *given, workers=s.workers)
+        budget = max(1, int(s.memory * 2**30 / self.x.element_size()))
+        stacked = Stacked(self.choice.stacked, *given, budget=budget, workers=s.workers, ranks=self.ranks)
         if s.compile == "auto":
             worth = s.rounds * stacked.saves() >= COMPILING[self.x.device.type]
-            if worth and not _compiler_found(s.device):
+            if worth and not compiler_found(self.x.device):
                 missing = "Triton" if self.x.is_cuda else "a C++ compiler (g++ or clang++)"
-                warnings.warn(f"{missing} was not found: steps run uncompiled, and slower", stacklevel=2)
+                warnings.warn(f"{missing} was not found: steps run uncompiled, and slower", stacklevel=3)
                 worth = False
             self.settings = replace(s, compile="on" if worth else "off")
         if self.settings.compile == "on":
             stacked.compile()
         return stacked
 
-    def _products(self) -> AbstractContextManager[None]:
-        return products(self.settings.precision, self.x.device)
+    def start(self) -> None:
+        """Measures what is known before the first round: every client's F_k(x⁰), and its test accuracy."""
+        asking = [r for r, run in enumerate(self.runs) if run.algorithm.probe != "none"]
+        first: dict[int, int] = {}  # by seed, the run whose model is measured for all of that seed
+        for r in asking:
+            first.setdefault(self.runs[r].seed, r)
+        if first:
+            losses = self._means(self.x[list(first.values())], *split(self.federation, "train"))[0]
+            for r in asking:
+                self.loss0[r] = losses[list(first).index(self.runs[r].seed)]
+            self._check_losses(self.loss0)
+        self.evaluate()
+
+    def _means(self, x: Tensor, sizes: Tensor, pick: Pick) -> tuple[Tensor, Tensor]:
+        model = self.choice.stacked or self.plain
+        with products(self.settings.precision, self.x.device):
+            return client_means(model, self.federation, x, sizes, pick, self.ranks)
+
+    def _threads(self, count: int) -> AbstractContextManager[None]:
+        """So many threads for kernels on a CPU; on a GPU nothing changes."""
+        return threads(count) if self.settings.device == "cpu" else nullcontext()
 
     @property
     def done(self) -> bool:
         return self.round >= self.settings.rounds
 
     def step(self) -> None:
-        """One round of every run, and an evaluation if one is due."""
+        """One round of every run, and an evaluation if one is due; before the first, what `start` does."""
+        if not self.history:
+            self.start()
         began = time.perf_counter()
-        self.client_steps += self.executor.prepare(self.round)
-        if self.executor.repeats:
-            self.recorder.do("a round", self._advance)
-            if self.executor.ran_short:  # its chunks will be others
-                self.recorder.forget()
-            if not self.recorder.on:
-                self.executor.step_by_step()
-        else:
-            self._advance()
+        with self._threads(self.executor.threads), products(self.settings.precision, self.x.device):
+            self.client_steps += self.executor.prepare(self.round)
+            self.executor.round(self.x, self.loss0, self._advance)
         self.round += 1
         if self.round % self.settings.eval_every == 0 or self.done:
             self.evaluate()
         self.seconds += time.perf_counter() - began
 
-    def _advance(self) -> None:
-        """The clients' work and the servers' steps, in place."""
-        with self._products():
-            outcome = self.executor.round(self.x, self.loss0)
+    @torch.no_grad()
+    def _advance(self, outcome: Outcome) -> None:
+        """The servers' steps, in place."""
         stepped = []
         for r, run in enumerate(self.runs):
             sums = outcome.total[r], outcome.sums[r], outcome.used[r]
@@ -250,6 +158,7 @@ class Simulation:
                 old.copy_(new)
             self.stalled[r] += ~moved
         self.left_out += outcome.left_out
+        self.lowest.copy_(torch.fmin(self.lowest, outcome.lowest))
 
     def run(
         self,
@@ -270,8 +179,8 @@ class Simulation:
 
     def evaluate(self) -> None:
         """Every client's test loss and accuracy now, added to the history."""
-        with self._products():
-            loss, score = client_means(self.cohort, self.federation, self.x, *self.test, self.ranks)
+        self._check_losses(self.lowest[:, None])
+        loss, score = self._means(self.x, *self.test)
         self.loss, self.accuracy = loss.cpu(), 100 * score.cpu()  # (R, K)
         for r, run in enumerate(self.runs):
             metrics = finite(fairness(self.accuracy[r], self.loss[r], self.federation.test))
@@ -281,36 +190,60 @@ class Simulation:
             line = {"algorithm": run.label, "seed": run.seed, "round": self.round, **metrics}
             self.history.append({**line, **{k: v for k, v in finite(scalars).items() if k not in line}})
 
+    def _check_losses(self, losses: Tensor) -> None:
+        """Refuses negative losses (R, K) where an algorithm cannot do with them."""
+        for run, lowest in zip(self.runs, losses, strict=True):
+            if run.algorithm.probe != "none" and (lowest < 0).any() and refuses(run.algorithm, loss=-1):
+                k = int(lowest.nan_to_num(torch.inf).argmin())
+                who = f"client {self.federation.names[k]!r}" if len(lowest) > 1 else "a client"
+                raise InputError(
+                    f"{run.label}: the loss of {who} is {float(lowest[k]):.3g}, and the algorithm needs losses that "
+                    "are not negative; add a constant to the loss, which changes no gradient"
+                )
+
+    def state_dict(self, r: int) -> dict[str, Tensor]:
+        """The user's module's, with what run r has trained."""
+        return self.plain.state_dict(self.x[r])
+
     def checkpoint(self) -> Checkpoint:
         """Everything that a continuation needs."""
-        tensors = {
-            "x": self.x,
-            "loss0": self.loss0,
-            "left_out": self.left_out,
-            "stalled": self.stalled,
-            "accuracy": self.accuracy,
-            "loss": self.loss,
-        }
+        tensors = self._tensors() | {"accuracy": self.accuracy, "loss": self.loss}
+        record = {"history": list(self.history), "client_steps": self.client_steps, "seconds": self.seconds}
+        # Copies, because all is written in place.
+        return Checkpoint(self.round, {name: t.clone() for name, t in tensors.items()}, record)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        names = "x", "loss0", "left_out", "stalled", "lowest"
+        tensors = {name: getattr(self, name) for name in names}
         for r, state in enumerate(self.states):
             tensors |= {f"state.{r}.{name}": value for name, value in state._asdict().items()}
-        record = {"history": list(self.history), "client_steps": self.client_steps, "seconds": self.seconds}
-        # Of its own, because states are written in place.
-        return Checkpoint(self.round, {name: t.clone() for name, t in tensors.items()}, record)
+        return tensors
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continues from a checkpoint of this very simulation."""
-        tensors = {name: t.to(self.settings.device, copy=True) for name, t in checkpoint.tensors.items()}
-        self.x, self.loss0 = tensors["x"], tensors["loss0"]
-        self.left_out, self.stalled = tensors["left_out"], tensors["stalled"]
+        for name, place in self._tensors().items():
+            if name in checkpoint.tensors:  # older ones know no lowest loss
+                place.copy_(checkpoint.tensors[name])
         self.accuracy, self.loss = checkpoint.tensors["accuracy"], checkpoint.tensors["loss"]
-        self.states = [
-            type(state)(*(tensors[f"state.{r}.{name}"] for name in state._fields))
-            for r, state in enumerate(self.states)
-        ]
-        self.recorder.forget()
         self.round = checkpoint.round
         self.history = list(checkpoint.record["history"])
         self.client_steps, self.seconds = checkpoint.record["client_steps"], checkpoint.record["seconds"]
+
+
+def _check_runs(runs: list[Run], settings: Settings) -> None:
+    """Refuses seeds out of range, and an algorithm that needs what the solver cannot tell."""
+    if not runs:
+        raise InputError("there is nothing to run: name at least one algorithm and one seed")
+    solver = settings.solver
+    tells_steps = bool(torch.isfinite(solver.accumulated(torch.ones(()))))
+    for run in runs:
+        whole(0, seed=run.seed)
+        in_range(0, 2**32, seed=run.seed)
+        if not tells_steps and refuses(run.algorithm, steps=torch.nan):
+            raise InputError(
+                f"{run.label} weighs clients by their steps (‖a‖₁), which {solver.name} does not have: "
+                "take SGD, or another algorithm"
+            )
 
 
 def _check_shapes(label: str, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
@@ -345,10 +278,3 @@ def _check_shared(models: dict[int, nn.Module]) -> None:
             raise InputError(
                 f"{name!r} is not trained but differs by seed; make it the same, or use one seed"
             )
-
-
-def _cast(federation: Federation, dtype: torch.dtype) -> Federation:
-    """Floating-point inputs in the model's type."""
-    if federation.inputs.is_floating_point():
-        return replace(federation, inputs=federation.inputs.to(dtype))
-    return federation

@@ -10,7 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fairwind.data.federation import Federation, kind
+from fairwind.data.federation import Federation
+from fairwind.data.samples import kind
 from fairwind.files import write_atomic
 from fairwind.report import charts
 from fairwind.report.page import frame, plain_spec, section, write_figure

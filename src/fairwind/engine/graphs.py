@@ -1,7 +1,7 @@
-"""Recorded work: on a GPU, what is done again and again is recorded once and then replayed as a whole.
+"""CUDA graphs: on a GPU, what is done again and again is recorded once and then replayed as a whole.
 
-Launched one by one, small kernels wait for the host. A recording (a CUDA graph) repeats the same kernels on
-the same memory: whatever changes between two replays must lie in a tensor that stays in its place.
+Launched one by one, small kernels wait for the host. A graph repeats the same kernels on the same memory:
+whatever changes between two replays must lie in a tensor that stays in its place.
 """
 
 import warnings
@@ -12,10 +12,10 @@ import torch
 from fairwind.errors import first_line
 
 
-class Recorder:
-    """Does a piece of work as it is the first time, and replays a recording of it from the second time on.
+class Graphs:
+    """Does a piece of work as it is the first time, and replays its graph from the second time on.
 
-    Its recordings share memory: one's is free when another is replayed.
+    Graphs share memory: one's is free when another is replayed.
     """
 
     def __init__(self, device: torch.device):
@@ -25,9 +25,9 @@ class Recorder:
         self.forget()
 
     def forget(self) -> None:
-        """Drops all recordings, because tensors have moved."""
+        """Drops all graphs, because tensors have moved."""
         self.recorded: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: done once, not recorded yet
-        # Also while recording is off: whoever turns it on again wants recordings to share memory.
+        # Also while recording is off: whoever turns it on again wants graphs to share memory.
         self.pool = torch.cuda.graph_pool_handle() if self.stream else None
 
     def do(self, what: Hashable, work: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class Recorder:
     def _record(self, what: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # a recording takes memory of its own, and cannot take what is kept
+        torch.cuda.empty_cache()  # a graph takes memory of its own, and cannot take what is kept
         failed = None
         try:
             with torch.cuda.stream(self.stream):

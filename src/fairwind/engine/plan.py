@@ -13,7 +13,7 @@ from fairwind.errors import InputError
 
 
 class Plan(NamedTuple):
-    """Who trains in a round, and how long: M clients, possibly of several seeds; on the host."""
+    """Who trains in a round, and how long: an entry for each client of each seed; on the host."""
 
     seed: Tensor  # (M,) index into the seeds
     client: Tensor  # (M,)
@@ -24,45 +24,45 @@ class Plan(NamedTuple):
     dropout_key: Tensor  # (M,) the same for dropout
 
 
-class Work(NamedTuple):
-    """The samples of some of a plan's clients in the order in which they are taken; on the data's device."""
+class Order(NamedTuple):
+    """The samples of some entries in the order in which they are taken; on the data's device."""
 
     size: Tensor  # (N,) samples in an epoch
     steps: Tensor  # (N,)
-    base: Tensor  # (N,) where the client's samples begin in `order`
-    key: Tensor  # (N,) for dropout
-    order: Tensor  # (Σ size·epochs,) sample indices, epoch after epoch
+    base: Tensor  # (N,) where the entry's samples begin in `samples`
+    dropout_key: Tensor  # (N,)
+    samples: Tensor  # (Σ size·epochs,) sample indices, epoch after epoch
 
 
-class Lot(NamedTuple):
+class Selection(NamedTuple):
     """The same before an order is drawn: what does not change from round to round with the same clients."""
 
-    entry: Tensor  # (N,) which of the plan's clients these are
-    client: Tensor  # (N,) and of the federation's
+    entry: Tensor  # (N,) which of the plan's entries these are
+    client: Tensor  # (N,) their clients
     size: Tensor  # (N,)
     steps: Tensor  # (N,)
     base: Tensor  # (N,)
-    sample: Tensor  # (Σ,) samples as they lie
-    epoch_entry: Tensor  # (S,) for each epoch of each client, the client,
+    samples: Tensor  # (Σ,) as they lie in the federation
+    epoch_entry: Tensor  # (S,) for each epoch of each entry, the entry,
     epoch: Tensor  # (S,) and the epoch
-    segment: Tensor  # (Σ,) each sample's epoch in these
-    place: Tensor  # (Σ,) and its place there
+    segment: Tensor  # (Σ,) each sample's place among these epochs
+    place: Tensor  # (Σ,) and its place in the epoch
     shuffled: bool
     taken: Tensor | None  # which of the samples in their order are taken, if not all
 
-    def drawn(self, order_key: Tensor, dropout_key: Tensor) -> Work:
+    def order(self, order_key: Tensor, dropout_key: Tensor) -> Order:
         """Every epoch shuffled within itself: one sort for all."""
-        order = self.sample
+        samples = self.samples
         if self.shuffled:
             keys = mix(order_key[self.epoch_entry], self.epoch)
-            order = order[shuffle(self.segment, self.place, keys)]
+            samples = samples[shuffle(self.segment, self.place, keys)]
         if self.taken is not None:
-            order = order[self.taken]
-        return Work(self.size, self.steps, self.base, dropout_key[self.entry], order)
+            samples = samples[self.taken]
+        return Order(self.size, self.steps, self.base, dropout_key[self.entry], samples)
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Planner:
     """Draws the plan of any round, in any order of rounds."""
 
     federation: Federation
@@ -87,6 +87,11 @@ class Schedule:
             f"participation={asked} is neither a share up to 1.0 nor a number of clients from 1 to {clients}"
         )
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the same clients take the same steps in every round, if in another order."""
+        return self.participants == len(self.federation) and self.solver.fewest == self.solver.most
+
     def plan(self, seeds: list[int], round: int) -> Plan:
         """Who trains in a round under each seed."""
         chosen = [self._choose(seed, round) for seed in seeds]
@@ -101,67 +106,49 @@ class Schedule:
         per_epoch = (size + self.solver.batch_size - 1) // self.solver.batch_size
         return Plan(seed, client, size, epochs, per_epoch * epochs, order, dropout)
 
-    def training(self, plan: Plan, entries: Tensor) -> Lot:
-        """What the given clients of a plan train on."""
-        size, epochs, steps = plan.size[entries], plan.epochs[entries], plan.steps[entries]
-        owner, epoch = segments(epochs)
-        return self._lot(plan, entries, size, steps, size * epochs, entries[owner], epoch, True, None)
+    def training(self, plan: Plan, entries: Tensor) -> Selection:
+        """What the given entries of a plan train on."""
+        return self._selection(plan, entries, plan.size[entries], plan.steps[entries], plan.epochs[entries])
 
-    def probing(self, plan: Plan, entries: Tensor, batch_size: int) -> Lot:
-        """What the given clients measure their loss and gradient on, in batches of the given size."""
-        whole = plan.size[entries]
-        size = self.probed(whole)
-        steps = (size + batch_size - 1) // batch_size
-        some, taken = self.probe_samples is not None, None
-        if some:  # the first samples of the first epoch
-            taken = _spread(whole.cumsum(0) - whole, size, self.device)
-        return self._lot(plan, entries, size, steps, size, entries, torch.zeros_like(entries), some, taken)
+    def probing(self, plan: Plan, entries: Tensor, batch_size: int) -> Selection:
+        """What the given entries measure their loss and gradient on, in batches of the given size."""
+        size = self.probed(plan.size[entries])
+        return self._selection(plan, entries, size, -(-size // batch_size), None)
 
     def probed(self, size: Tensor) -> Tensor:
         """How many samples a client of this size measures its loss and gradient on."""
         return size if self.probe_samples is None else size.clamp(max=self.probe_samples)
 
-    @property
-    def repeats(self) -> bool:
-        """Whether the same clients take the same steps in every round, if in another order."""
-        return self.participants == len(self.federation) and self.solver.fewest == self.solver.most
-
-    @property
-    def device(self) -> torch.device:
-        return self.federation.inputs.device
-
-    def keys(self, plan: Plan) -> tuple[Tensor, Tensor]:
-        """What decides orders and dropout, on the data's device."""
-        return plan.order_key.to(self.device), plan.dropout_key.to(self.device)
-
-    def _lot(
-        self,
-        plan: Plan,
-        entries: Tensor,
-        size: Tensor,
-        steps: Tensor,
-        length: Tensor,  # of each client's samples, all epochs together
-        owner: Tensor,
-        epoch: Tensor,
-        shuffled: bool,
-        taken: Tensor | None,
-    ) -> Lot:
-        base, client = length.cumsum(0) - length, plan.client[entries]
+    def _selection(
+        self, plan: Plan, entries: Tensor, size: Tensor, steps: Tensor, epochs: Tensor | None
+    ) -> Selection:
+        """That of entries which take all their samples so many times, or some of them once."""
+        device, client, taken = self.federation.device, plan.client[entries], None
+        if epochs is None:
+            length, owner, epoch = size, entries, torch.zeros_like(entries)
+            if self.probe_samples is not None:  # the first samples of the first epoch
+                whole = plan.size[entries]
+                segment, place = segments(size.to(device), int(size.sum()))
+                taken = (whole.cumsum(0) - whole).to(device)[segment] + place
+        else:
+            length = size * epochs
+            which, epoch = segments(epochs)
+            owner = entries[which]
         whole = plan.size[owner]
-        segment, place = segments(whole.to(self.device), int(whole.sum()))
-        sample = self.federation.start[plan.client[owner]].to(self.device)[segment] + place
-        return Lot(
-            entry=entries.to(self.device),
-            client=client.to(self.device),
-            size=size.to(self.device),
-            steps=steps.to(self.device),
-            base=base.to(self.device),
-            sample=sample,
-            epoch_entry=owner.to(self.device),
-            epoch=epoch.to(self.device),
+        segment, place = segments(whole.to(device), int(whole.sum()))
+        start = self.federation.start[plan.client[owner]].to(device)
+        return Selection(
+            entry=entries.to(device),
+            client=client.to(device),
+            size=size.to(device),
+            steps=steps.to(device),
+            base=(length.cumsum(0) - length).to(device),
+            samples=start[segment] + place,
+            epoch_entry=owner.to(device),
+            epoch=epoch.to(device),
             segment=segment,
             place=place,
-            shuffled=shuffled,
+            shuffled=epochs is not None or taken is not None,
             taken=taken,
         )
 
@@ -173,23 +160,17 @@ class Schedule:
         return drawn[: self.participants].sort().values
 
 
-def _spread(start: Tensor, size: Tensor, device: torch.device) -> Tensor:
-    """The numbers from each start, as many as its size says."""
-    segment, place = segments(size.to(device), int(size.sum()))
-    return start.to(device)[segment] + place
+def batches(order: Order, entry: Tensor, step: Tensor, batch_size: int) -> Tensor:
+    """The samples (N, B) of N batches, each of one of the order's entries at one of its steps.
 
-
-def batches(work: Work, client: Tensor, step: Tensor, batch_size: int) -> Tensor:
-    """The samples (N, B) of N batches, each of one of the work's clients at one of its steps.
-
-    Where a batch has no more samples, or the client no more steps, the client's own first sample stands in,
+    Where a batch has no more samples, or the entry no more steps, its own first sample stands in,
     bit-inverted and thus negative: another client's must not be touched, not even masked.
     """
-    size, base, steps = work.size[client, None], work.base[client, None], work.steps[client, None]
+    size, base, steps = order.size[entry, None], order.base[entry, None], order.steps[entry, None]
     step = step[:, None]
     per_epoch = (size + batch_size - 1) // batch_size
     epoch = step // per_epoch
     place = (step - epoch * per_epoch) * batch_size + torch.arange(batch_size, device=step.device)
     inside = (place < size) & (step < steps)
-    picked = work.order[torch.where(inside, base + epoch * size + place, base)]
+    picked = order.samples[torch.where(inside, base + epoch * size + place, base)]
     return torch.where(inside, picked, ~picked)

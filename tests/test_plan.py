@@ -6,19 +6,19 @@ import torch
 from conftest import make_federation
 from fairwind import InputError, Solver
 from fairwind.counter import fold, mix, scramble
-from fairwind.engine.schedule import Schedule, batches
+from fairwind.engine.plan import Planner, batches
 
 FEDERATION = make_federation([1, 2, 3, 17, 45, 8, 1, 26])
 
 
-def client_batches(schedule: Schedule, seeds: list[int], round: int, i: int) -> list[list[int]]:
+def client_batches(planner: Planner, seeds: list[int], round: int, i: int) -> list[list[int]]:
     """The batches of a plan's i-th client, without padding."""
-    plan = schedule.plan(seeds, round)
-    start = int(schedule.federation.start[plan.client[i]])
+    plan = planner.plan(seeds, round)
+    start = int(planner.federation.start[plan.client[i]])
     mine = range(start, start + int(plan.size[i]))
     steps = torch.arange(int(plan.steps[i]))
-    work = schedule.training(plan, torch.tensor([i])).drawn(*schedule.keys(plan))
-    padded = batches(work, torch.zeros_like(steps), steps, schedule.solver.batch_size)
+    work = planner.training(plan, torch.tensor([i])).order(plan.order_key, plan.dropout_key)
+    padded = batches(work, torch.zeros_like(steps), steps, planner.solver.batch_size)
     assert all(
         (s if s >= 0 else ~s) in mine for row in padded.tolist() for s in row
     )  # padding is its own too
@@ -27,9 +27,9 @@ def client_batches(schedule: Schedule, seeds: list[int], round: int, i: int) -> 
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_every_epoch_visits_every_training_sample_once(epochs: int) -> None:
-    schedule = Schedule(FEDERATION, Solver(batch_size=4, epochs=epochs))
+    planner = Planner(FEDERATION, Solver(batch_size=4, epochs=epochs))
     for k, (start, size) in enumerate(zip(FEDERATION.start.tolist(), FEDERATION.train.tolist(), strict=True)):
-        found = client_batches(schedule, [0], 5, k)
+        found = client_batches(planner, [0], 5, k)
         per_epoch = -(-size // 4)
         assert len(found) == epochs * per_epoch
         assert [len(b) for b in found[: per_epoch - 1]] == [4] * (per_epoch - 1)  # only the last is partial
@@ -39,29 +39,29 @@ def test_every_epoch_visits_every_training_sample_once(epochs: int) -> None:
 
 
 def test_order_changes_with_seed_round_and_epoch() -> None:
-    schedule = Schedule(FEDERATION, Solver(batch_size=45, epochs=2))
-    orders = [client_batches(schedule, [seed], round, 4) for seed in (0, 1) for round in (0, 1)]
+    planner = Planner(FEDERATION, Solver(batch_size=45, epochs=2))
+    orders = [client_batches(planner, [seed], round, 4) for seed in (0, 1) for round in (0, 1)]
     flat = [tuple(epoch) for order in orders for epoch in order]
     assert len(set(flat)) == 8
 
 
 def test_a_seed_is_planned_alike_alone_and_among_others() -> None:
-    schedule = Schedule(FEDERATION, Solver(batch_size=4, epochs=(1, 3)), participation=5)
-    together = schedule.plan([3, 7, 9], round=2)
-    alone = schedule.plan([7], round=2)
+    planner = Planner(FEDERATION, Solver(batch_size=4, epochs=(1, 3)), participation=5)
+    together = planner.plan([3, 7, 9], round=2)
+    alone = planner.plan([7], round=2)
     mine = (together.seed == 1).nonzero()[:, 0]
     for field in ("client", "size", "epochs", "steps", "order_key", "dropout_key"):
         assert torch.equal(getattr(together, field)[mine], getattr(alone, field))
     for i in range(5):
-        assert client_batches(schedule, [3, 7, 9], 2, int(mine[i])) == client_batches(schedule, [7], 2, i)
+        assert client_batches(planner, [3, 7, 9], 2, int(mine[i])) == client_batches(planner, [7], 2, i)
 
 
 @pytest.mark.parametrize(("asked", "clients"), [(0.5, 4), (3, 3), (1, 1), (1.0, 8), (0.01, 1)])
 def test_participation_is_a_share_or_a_number(asked: float | int, clients: int) -> None:
-    schedule = Schedule(FEDERATION, Solver(), participation=asked)
+    planner = Planner(FEDERATION, Solver(), participation=asked)
     seen = set()
     for round in range(60):
-        plan = schedule.plan([0], round)
+        plan = planner.plan([0], round)
         assert len(set(plan.client.tolist())) == clients
         seen |= set(plan.client.tolist())
     assert seen == set(range(8))  # nobody is forgotten
@@ -70,13 +70,13 @@ def test_participation_is_a_share_or_a_number(asked: float | int, clients: int) 
 @pytest.mark.parametrize("asked", [0, 9, -1, 0.0, 1.5])
 def test_participation_that_cannot_be_is_refused(asked: float | int) -> None:
     with pytest.raises(InputError, match="participation"):
-        Schedule(FEDERATION, Solver(), participation=asked)
+        Planner(FEDERATION, Solver(), participation=asked)
 
 
 def test_drawn_epochs_are_uniform_over_clients_and_rounds() -> None:
-    schedule = Schedule(FEDERATION, Solver(batch_size=100, epochs=(1, 3)))
+    planner = Planner(FEDERATION, Solver(batch_size=100, epochs=(1, 3)))
     drawn = torch.stack(
-        [schedule.plan([0], t).steps for t in range(600)]
+        [planner.plan([0], t).steps for t in range(600)]
     )  # one batch an epoch: steps = epochs
     counts = torch.bincount(drawn.flatten(), minlength=4)
     assert counts[0] == 0

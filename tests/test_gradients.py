@@ -7,14 +7,15 @@ from torch.nn.functional import linear
 
 from conftest import CLASSES, FEATURES, make_federation
 from fairwind import Federation, algorithms
-from fairwind.engine.factors import LARGE
-from fairwind.engine.simulation import Simulation, _compiler_found
-from test_engine import SOLVERS, assert_together, simulation
+from fairwind.engine.compiling import compiler_found
+from fairwind.engine.model import LARGE
+from fairwind.engine.simulation import Simulation
+from simulations import SOLVERS, assert_together, simulation
 
 
 @pytest.fixture(autouse=True)
 def _small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.engine.factors.LARGE", 1)
+    monkeypatch.setattr("fairwind.engine.model.LARGE", 1)
 
 
 def on_cpu(federation: Federation, **options: object):
@@ -29,8 +30,7 @@ def on_cpu(federation: Federation, **options: object):
 @pytest.mark.parametrize("memory", [None, 1e-6])
 def test_the_loop_is_what_factors_give(ragged: Federation, solver: str, memory: float | None) -> None:
     stacked, loop = on_cpu(ragged, solver=SOLVERS[solver], memory=memory)
-    assert list(stacked.cohort.factored) == ([0, 2] if SOLVERS[solver].plain else [])
-    assert not loop.cohort.factored
+    assert list(stacked.choice.stacked.factored) == ([0, 2] if SOLVERS[solver].plain else [])
     assert_together(stacked, loop)
 
 
@@ -165,10 +165,10 @@ def test_only_what_is_used_once_for_each_sample_is_left_as_factors(
         return simulation(ragged, names, [0, 1], device="cpu", model=lambda: model().double())
 
     left = made()
-    assert list(left.cohort.factored.values()) == factored
-    monkeypatch.setattr("fairwind.engine.factors.LARGE", 1 << 40)
+    assert list(left.choice.stacked.factored.values()) == factored
+    monkeypatch.setattr("fairwind.engine.model.LARGE", 1 << 40)
     formed = made()
-    assert not formed.cohort.factored
+    assert not formed.choice.stacked.factored
     assert_together(left, formed, rounds=3)
     torch.testing.assert_close(left.loss, formed.loss, equal_nan=True)
 
@@ -181,15 +181,15 @@ def test_frozen_layers_dropout_and_no_bias(ragged: Federation) -> None:
         return nn.Sequential(*layers).double()
 
     stacked, loop = on_cpu(ragged, model=model)
-    assert list(stacked.cohort.factored.values()) == ["2", "4"]
+    assert list(stacked.choice.stacked.factored.values()) == ["2", "4"]
     assert_together(stacked, loop, rounds=3)
-    assert stacked.cohort.state_dict(stacked.x[0]).keys() == model().state_dict().keys()
+    assert stacked.state_dict(0).keys() == model().state_dict().keys()
 
 
-@pytest.mark.skipif(not _compiler_found("cpu"), reason="needs a compiler")
+@pytest.mark.skipif(not compiler_found(torch.device("cpu")), reason="needs a compiler")
 def test_compiled(ragged: Federation) -> None:
     stacked, loop = on_cpu(ragged, compile="on")
-    assert stacked.cohort.factored
+    assert stacked.choice.stacked.factored
     assert_together(stacked, loop, rounds=3)
 
 
@@ -203,11 +203,11 @@ def test_a_row_that_has_finished_stays_even_if_its_inputs_overflow() -> None:
         return nn.Sequential(*layers).double()
 
     s = simulation(federation, ["fedavg"], [0], solver=SOLVERS["sgd"], device="cpu", model=model)
-    assert s.cohort.factored
+    assert s.choice.stacked.factored
     s.step()
     assert s.left_out.tolist() == [0]
 
 
 def test_small_weights_are_not_worth_it(ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.engine.factors.LARGE", LARGE)
-    assert not on_cpu(ragged)[0].cohort.factored
+    monkeypatch.setattr("fairwind.engine.model.LARGE", LARGE)
+    assert not on_cpu(ragged)[0].choice.stacked.factored

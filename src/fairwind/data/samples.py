@@ -1,0 +1,65 @@
+"""Samples: a tensor, or a tuple or dict of tensors, whose first dimension counts samples."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Union
+
+import torch
+from torch import Tensor
+
+Samples = Union[  # noqa: UP007 (a name in quotes cannot be joined by |)
+    Tensor, tuple["Samples", ...], dict[str, "Samples"]
+]
+
+
+def mapped(function: Callable[[Tensor], Any], samples: Any) -> Any:
+    """The same structure with every tensor replaced by what the function makes of it."""
+    if isinstance(samples, dict):
+        return {name: mapped(function, part) for name, part in samples.items()}
+    if isinstance(samples, tuple | list):
+        parts = [mapped(function, part) for part in samples]
+        return type(samples)(*parts) if hasattr(samples, "_fields") else type(samples)(parts)
+    return function(samples) if isinstance(samples, Tensor) else samples
+
+
+def tensors(samples: Any) -> list[Tensor]:
+    return [value for _, value in named(samples)]
+
+
+def named(samples: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors with their paths, as in "ids" or "[0]"; that of a lone tensor is empty."""
+    if isinstance(samples, Tensor):
+        yield path, samples
+    elif isinstance(samples, dict):
+        for name, part in samples.items():
+            yield from named(part, f"{path}.{name}" if path else str(name))
+    elif isinstance(samples, tuple | list):
+        for i, part in enumerate(samples):
+            yield from named(part, f"{path}[{i}]")
+
+
+def take(samples: Samples, index: Tensor | slice) -> Any:
+    """Some of the samples."""
+    return mapped(lambda value: value[index], samples)
+
+
+def cast(samples: Any, dtype: torch.dtype) -> Any:
+    """The same with floating-point tensors in another type."""
+    return mapped(lambda value: value.to(dtype) if value.is_floating_point() else value, samples)
+
+
+def as_samples(given: Any) -> Samples:
+    """What a user gave as tensors: arrays and lists become one, tuples and dicts keep their structure."""
+    if isinstance(given, dict) or hasattr(given, "keys"):  # Hugging Face's BatchEncoding is no dict
+        return {name: as_samples(given[name]) for name in given.keys()}  # noqa: SIM118
+    if isinstance(given, tuple):
+        return tuple(as_samples(part) for part in given)
+    return torch.as_tensor(given)
+
+
+def kind(samples: Any) -> str:
+    """Type and shape of samples, in words."""
+    parts = []
+    for path, value in named(samples):
+        text = f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape[1:])} per sample"
+        parts.append(f"{path}: {text}" if path else text)
+    return "; ".join(parts)

@@ -1,0 +1,78 @@
+"""Which executor trains a model, and why."""
+
+from typing import NamedTuple
+
+from torch import nn
+
+from fairwind.data.federation import Federation
+from fairwind.engine.model import CannotStackError, StackedModel
+from fairwind.engine.plain import PlainModel
+from fairwind.engine.precision import compute_type
+from fairwind.engine.ranks import Ranks
+from fairwind.engine.settings import Engine, Settings
+from fairwind.errors import InputError
+
+# Layers of which a CPU's own kernels for one model are faster than ours for many.
+SLOW_STACKED = (
+    nn.modules.conv._ConvNd,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+
+
+class Choice(NamedTuple):
+    """The model that an executor trains: a stacked one, or none for the loop; and why."""
+
+    stacked: StackedModel | None
+    why: str
+
+    @property
+    def engine(self) -> Engine:
+        return "loop" if self.stacked is None else "stacked"
+
+    def __str__(self) -> str:
+        order = "one client after another" if self.stacked is None else "all clients at once"
+        return f"{order}: {self.why}"
+
+
+def choose(
+    model: nn.Module, plain: PlainModel, federation: Federation, settings: Settings, ranks: Ranks
+) -> Choice:
+    """Stacked where that can be done, and is faster; an engine that was asked for, or an error."""
+    solver = settings.solver
+    if settings.engine == "loop":
+        return Choice(None, "engine=loop")
+    compute = compute_type(settings.precision)
+    on_cpu = federation.device.type == "cpu"
+    reason = ""
+    stacked = None
+    if callable(solver.optimizer):
+        reason = f"{solver.name} is not one of the optimizers that are stacked (sgd, adam, adamw, rmsprop)"
+    else:
+        try:
+            factored = on_cpu and solver.plain and compute is None
+            stacked = StackedModel(model, plain, federation, compute=compute, factored=factored)
+        except CannotStackError as error:
+            reason = f"the model cannot be stacked: {error}"
+    if stacked is None:
+        remedy = _needs_stacked(settings, ranks)
+        if remedy:
+            raise InputError(f"{reason}; {remedy}")
+        return Choice(None, reason)
+    if settings.engine == "stacked":
+        return Choice(stacked, "engine=stacked")
+    slow = next((m for m in plain.module.modules() if isinstance(m, SLOW_STACKED)), None)
+    if on_cpu and slow is not None and not _needs_stacked(settings, ranks):
+        return Choice(None, f"on a CPU {type(slow).__name__} is faster so")
+    return Choice(stacked, "the model can be stacked")
+
+
+def _needs_stacked(settings: Settings, ranks: Ranks) -> str:
+    """What to do about a setting that only the stacked executor has; nothing, if none is there."""
+    if settings.engine == "stacked":
+        return "engine=loop trains it"
+    if settings.precision == "bf16":
+        return "with precision=float32 it can train one client after another"
+    if ranks.world > 1:
+        return "without torchrun it can train one client after another"
+    return ""

@@ -1,0 +1,293 @@
+"""Compiled steps: all that leans on PyTorch's insides.
+
+On a CPU a step is compiled ahead of time into a library, and a driver in C++ lets a chunk of rows take all
+its steps in one call, without Python and its lock: entering compiled code through Python costs more than a
+small step. On a GPU, where steps are replayed as graphs, `torch.compile` does.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fairwind.engine.gradients import Product
+from fairwind.engine.graphs import out_of_memory
+from fairwind.engine.steps import Batches, Rows, Step
+from fairwind.errors import first_line
+from fairwind.files import default_cache
+from fairwind.layers import prepare_compiler, tracing
+
+DRIVER = Path(__file__).parent / "driver.cpp"
+# Sizes of the example that a step is traced with: different ones, so that none is taken for another.
+ROWS, TABLE, SAMPLES = 7, 29, 41
+OPTIONS = {"cpp.threads": 1}  # a worker has one core
+CODES = {  # of types, in C++
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+
+
+def compiler_found(device: torch.device) -> bool:
+    return find_spec("triton") is not None if device.type == "cuda" else _compiler() is not None
+
+
+def _compiler() -> str | None:
+    names = os.environ.get("CXX", "g++"), "g++", "clang++"
+    return next((name for name in names if shutil.which(name)), None)
+
+
+class Library:
+    """A step compiled for a CPU, for any number of rows, batches and samples."""
+
+    def __init__(self, step: Step, rows: Rows, batches: Batches, inputs: Any, targets: Any):
+        """Compiled for tensors of these types and shapes, unless that has been done before."""
+        flat, structure = tree_flatten((rows, batches, inputs, targets))
+        by_row, tables = len(rows.tensors()), 2
+        varying = [ROWS] * by_row + [TABLE] * tables + [0] * (len(batches) - tables)
+        varying += [SAMPLES] * (len(flat) - len(varying))
+        example = [_resized(t, n) for t, n in zip(flat, varying, strict=True)]
+        graph, self.shared, self.parts = _trace(step, example, varying, structure)
+        varying += [0] * len(self.shared)
+        self.strides = [t.stride() for t in (*example, *self.shared)]
+        self.path = _build(graph, [*example, *self.shared], varying)
+
+
+class Driver:
+    """Takes the steps of one chunk after another, of which a thread may have one for itself."""
+
+    def __init__(self, library: Library):
+        self.shared, self.parts, self.strides = library.shared, library.parts, library.strides
+        self._library = ctypes.CDLL(str(library.path / "step.so"))
+        self._driver = ctypes.CDLL(str(library.path / "driver.so"))
+        self._container = ctypes.c_void_p()
+        create = self._library.AOTInductorModelContainerCreateWithDevice
+        _done(create(ctypes.byref(self._container), ctypes.c_size_t(1), b"cpu", None))
+        self._run = ctypes.cast(self._library.AOTInductorModelContainerRunSingleThreaded, ctypes.c_void_p)
+
+    def __del__(self) -> None:
+        if getattr(self, "_container", None):
+            self._library.AOTInductorModelContainerDelete(self._container)
+
+    def __call__(self, rows: Rows, batches: Batches, inputs: Any, targets: Any, counts: list[int]) -> None:
+        """Lets rows take steps, each by the first so many."""
+        tensors = [*tree_flatten((rows, batches, inputs, targets))[0], *self.shared]
+        described: list[int] = []
+        for t, stride in zip(tensors, self.strides, strict=True):
+            assert t.stride() == stride  # compiled code knows no other
+            described += [t.data_ptr(), CODES[t.dtype], t.ndim, *t.shape, *t.stride()]
+        begin = len(rows.weights) if rows.kept else 0  # products are added to what is kept, or to weights
+        _done(
+            self._driver.take_steps(
+                self._run,
+                self._container,
+                *_numbers(described),
+                ctypes.c_int64(len(tensors)),
+                ctypes.c_int64(len(rows.tensors())),
+                *_numbers(counts),
+                *_numbers([begin + part for part in self.parts]),
+            )
+        )
+
+
+def _numbers(values: list[int]) -> tuple[Any, Any]:
+    return (ctypes.c_int64 * max(1, len(values)))(*values), ctypes.c_int64(len(values))
+
+
+def _done(code: int) -> None:
+    if code:
+        raise RuntimeError("a compiled step failed; with compile=off it need not be compiled")
+
+
+def _resized(tensor: Tensor, size: int) -> Tensor:
+    """A tensor of zeros that lies in memory as this one does, of another size in its first dimension."""
+    if not size:
+        return torch.zeros_like(tensor)
+    made = torch.empty_strided((size, *tensor.shape[1:]), tensor.stride(), dtype=tensor.dtype)
+    return made.zero_()
+
+
+def _trace(
+    step: Step, example: list[Tensor], varying: list[int], structure: Any
+) -> tuple[GraphModule, list[Tensor], list[int]]:
+    """A step as a graph of PyTorch's operations; what all rows share in it; and the parts of its products."""
+    # PyTorch's compiler takes seconds to import.
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    fakes = []
+    for i, (tensor, varies) in enumerate(zip(example, varying, strict=True)):
+        sizes = [DimDynamic.STATIC] * tensor.ndim
+        if varies:
+            sizes[0] = DimDynamic.DUCK  # equal sizes are one
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+        fakes.append(mode.from_tensor(tensor, symbolic_context=context, source=ConstantSource(f"t{i}")))
+    parts: list[int] = []
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        left: dict[int, Product] = step(*tree_unflatten(list(tensors), structure))
+        parts[:] = list(left)
+        return [t for product in left.values() for t in product]
+
+    def traced(contiguous: bool) -> GraphModule:
+        with torch.no_grad(), tracing(contiguous=contiguous):
+            return make_fx(flat, tracing_mode="symbolic")(*fakes)
+
+    try:
+        graph = traced(False)
+    except RuntimeError:  # of a `view` in the user's module
+        graph = traced(True)
+    return graph, _lift(graph), parts
+
+
+def _lift(graph: GraphModule) -> list[Tensor]:
+    """Turns the tensors that a graph holds into arguments, and returns them."""
+    shared: dict[str, tuple[Tensor, Any]] = {}
+    last = next(node for node in reversed(graph.graph.nodes) if node.op == "placeholder")
+    for node in graph.graph.find_nodes(op="get_attr"):
+        tensor = getattr(graph, node.target)
+        if not isinstance(tensor, Tensor):
+            continue
+        if node.target not in shared:
+            with graph.graph.inserting_after(last):
+                last = graph.graph.placeholder(f"shared_{len(shared)}")
+            last.meta = dict(node.meta)
+            shared[node.target] = tensor.detach(), last
+        node.replace_all_uses_with(shared[node.target][1])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return [tensor for tensor, _ in shared.values()]
+
+
+def _build(graph: GraphModule, example: list[Tensor], varying: list[int]) -> Path:
+    """The folder of the compiled graph and its driver; kept, so that another run need not compile again."""
+    shapes = [(str(t.dtype), tuple(t.shape), t.stride()) for t in example]
+    described = graph.code, shapes, DRIVER.read_text(), OPTIONS, torch.__version__, _processor()
+    name = hashlib.sha256(repr(described).encode()).hexdigest()[:24]
+    folder = default_cache() / "compiled"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="fairwind-"))
+    path = folder / name
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as made, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _compile(graph, example, varying, Path(made))
+            try:
+                os.rename(made, path)
+            except OSError:  # another process was faster
+                shutil.rmtree(made, ignore_errors=True)
+            Path(made).mkdir(exist_ok=True)  # for its end
+    return path
+
+
+def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], folder: Path) -> None:
+    from torch.export import Dim, export
+
+    dims = {ROWS: Dim("rows"), TABLE: Dim("table"), SAMPLES: Dim("samples")}
+    shapes = tuple({0: dims[n]} if n else None for n in varying)
+    with torch.no_grad():
+        program = export(graph, tuple(example), dynamic_shapes=shapes)
+        package = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(folder / "step.pt2"), inductor_configs=OPTIONS
+        )
+    with zipfile.ZipFile(package) as archive:
+        (library,) = (name for name in archive.namelist() if name.endswith(".so"))
+        (folder / "step.so").write_bytes(archive.read(library))
+    Path(package).unlink()
+    compiler, libraries = _compiler(), Path(torch.__file__).parent / "lib"
+    assert compiler is not None
+    command = [
+        compiler,
+        "-O2",
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        str(DRIVER),
+        "-o",
+        str(folder / "driver.so"),
+    ]
+    subprocess.run(
+        [*command, f"-L{libraries}", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"],
+        check=True,
+        capture_output=True,
+    )
+
+
+def _processor() -> str:
+    """What compiled code depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def compiled_for_gpu(step: Step) -> Step:
+    """A step compiled when it is first taken, for any number of rows and samples."""
+    # Compiled code is cached, and its number limited, by code object: each engine gets its own.
+    assert isinstance(step, FunctionType)
+    step.__code__ = step.__code__.replace()
+    plain: Step = step
+    prepare_compiler()
+    compiled: Step = torch.compile(plain)
+    chosen: Step | None = None
+
+    def unchecked(*arguments: Any) -> dict[int, Product]:
+        # Calls differ only in the number of rows, for any of which there is code, or will be. To check all
+        # else every time takes as long as a small step.
+        try:
+            with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+                return compiled(*arguments)
+        except RuntimeError as error:
+            if "Recompilation triggered" not in str(error):
+                raise
+            return compiled(*arguments)
+
+    def call(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> dict[int, Product]:
+        nonlocal chosen
+        if chosen is not None:
+            return chosen(rows, batches, inputs, targets)
+        for tensor in (*rows.tensors(), *batches[:2], *tree_flatten((inputs, targets))[0]):
+            if len(tensor) > 1:
+                torch._dynamo.mark_dynamic(tensor, 0)
+        for contiguous in (False, True):  # for a `view` in the user's module
+            try:
+                with tracing(contiguous=contiguous):
+                    left = compiled(rows, batches, inputs, targets)
+                chosen = unchecked
+                return left
+            except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
+                if isinstance(error, RuntimeError) and out_of_memory(error):
+                    raise
+                why = first_line(error)
+        warnings.warn(f"the local step runs uncompiled, and slower: {why}", stacklevel=2)
+        chosen = plain
+        return plain(rows, batches, inputs, targets)
+
+    return call

@@ -1,0 +1,108 @@
+"""Which rows go together: the rows of a round, cut into chunks within a budget of memory."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fairwind.engine.executor import Run
+from fairwind.engine.model import StackedModel
+from fairwind.engine.plan import Plan, Planner
+from fairwind.engine.ragged import Chunk, active_rows, chunk_of, chunks, dealt, evenly
+from fairwind.engine.ranks import Ranks
+
+Kind = Literal["training", "gradient", "loss"]  # what rows are at work for
+PROBES: tuple[Kind, ...] = ("gradient", "loss")
+
+
+class Cutter:
+    """Knows the rows of a round: one for each client of each run."""
+
+    def __init__(self, model: StackedModel, planner: Planner, runs: list[Run], *, budget: int, workers: int):
+        """`budget` is how many numbers the rows of a chunk may hold together."""
+        self.model, self.planner, self.runs = model, planner, runs
+        self.budget, self.workers = budget, workers
+        self.on_gpu = planner.federation.device.type == "cuda"
+        self.seeds = sorted({run.seed for run in runs})
+        self.run_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
+        # Samples of a client that are probed at once: more are faster, but a client with fewer pads them.
+        typical = int(planner.probed(planner.federation.train).double().mean())
+        probed = min(256 if self.on_gpu else 64, max(32, 1 << typical.bit_length() - 1))
+        self.batch_sizes: dict[Kind, int] = dict.fromkeys(PROBES, probed)
+        self.batch_sizes["training"] = planner.solver.batch_size
+
+    def begin(self, round: int, ranks: Ranks) -> int:
+        """Draws up a round, of which this rank has some rows; returns the local steps of all."""
+        self.plan: Plan = self.planner.plan(self.seeds, round)
+        # Every run has a row for each client its seed chose.
+        per_seed = self.planner.participants
+        row_run = torch.arange(len(self.runs)).repeat_interleave(per_seed)
+        row_entry = (self.run_seed[row_run].view(-1, per_seed) * per_seed + torch.arange(per_seed)).view(-1)
+        steps = self.plan.steps[row_entry]
+        # Ranks deal the rows out such that all have about the same to do.
+        passes = torch.tensor([1 + (r.algorithm.probe == "gradient") for r in self.runs])
+        mine = ranks.deal(steps * passes[row_run])
+        self.row_run, self.row_entry = row_run[mine], row_entry[mine]
+        return int(steps.sum())
+
+    def rows(self, kind: Kind) -> Tensor:
+        """The rows that are at work for something, those that should be in a chunk together side by side."""
+        asking = [kind in ("training", run.algorithm.probe) for run in self.runs]
+        rows = torch.tensor(asking)[self.row_run].nonzero()[:, 0]
+        rows = rows[torch.argsort(self._steps(kind, rows), descending=True, stable=True)]
+        # Rows that take equally many steps leave the fewest to wait for; but a chunk pays for the sums of all
+        # its runs, which is dear where it has few rows.
+        if self.budget < 4 * len(self.runs) * self.fixed(kind):
+            rows = rows[torch.argsort(self.row_run[rows], stable=True)]
+        return rows
+
+    def cut(self, kind: Kind, rows: Tensor) -> list[Tensor]:
+        """Rows in chunks within the budget, in each the longest first."""
+        if not len(rows):
+            return []
+        costs = self._costs(kind, rows)
+        if self.on_gpu:  # of one size, so that all use the same memory
+            parts = evenly(costs, self.budget)
+        else:
+            parts = list(chunks(costs, self.budget))
+            if len(parts) < 2 * self.workers:  # few: each worker gets as many, of all lengths
+                parts = dealt(len(rows), -(-len(parts) // self.workers) * self.workers)
+        if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # compiled code treats one row apart
+            parts[-2:] = [torch.cat(parts[-2:])]
+        cut = [rows[part] for part in parts]
+        return [part[torch.argsort(self._steps(kind, part), descending=True, stable=True)] for part in cut]
+
+    def halved(self, kind: Kind, rows: Tensor, left: Tensor) -> list[Tensor]:
+        """Rows that are left, in chunks that hold half of what these rows do, from now on."""
+        self.budget = max(1, min(self.budget, int(self._costs(kind, rows).sum())) // 2)
+        return self.cut(kind, left)
+
+    def chunk(self, kind: Kind, rows: Tensor, most_counts: int | None) -> Chunk:
+        """The rows as a chunk, whose numbers of active rows are rounded to at most so many, if given."""
+        entries, row_entry = torch.unique(self.row_entry[rows], return_inverse=True)
+        if kind == "training":
+            selection = self.planner.training(self.plan, entries)
+        else:
+            selection = self.planner.probing(self.plan, entries, self.batch_sizes[kind])
+        multiple = 1 if most_counts is None else -(-len(rows) // most_counts)
+        counts = active_rows(self._steps(kind, rows), multiple)
+        return chunk_of(rows, self.row_run[rows], row_entry, selection, counts)
+
+    def fixed(self, kind: Kind) -> int:
+        """Numbers of a row, whatever its samples."""
+        # Its parameters, received ones, gradient, moments and a temporary; the activations of a batch, and
+        # their gradients.
+        model, kept = self.model, max(1, self.planner.solver.moments)
+        activations = 2 * self.batch_sizes[kind] * model.per_sample
+        return (4 + kept) * model.layout.parameters + model.per_row + activations
+
+    def _steps(self, kind: Kind, rows: Tensor) -> Tensor:
+        entry = self.row_entry[rows]
+        if kind == "training":
+            return self.plan.steps[entry]
+        return -(-self.planner.probed(self.plan.size[entry]) // self.batch_sizes[kind])
+
+    def _costs(self, kind: Kind, rows: Tensor) -> Tensor:
+        """How many numbers each row holds, about."""
+        # Beside what is fixed, some dozen int64 numbers for each sample while the order is made.
+        return self.fixed(kind) + 24 * self.batch_sizes[kind] * self._steps(kind, rows)

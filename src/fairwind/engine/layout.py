@@ -1,0 +1,102 @@
+"""The layout of a model's trainable parameters: one flat vector (P,), and the parts that lie in it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fairwind.errors import InputError
+
+Parts = tuple[Tensor, ...]  # a model's parameters, one by one; or those of many rows, (rows, *shape) each
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and order of the trainable parameters."""
+
+    all_names: tuple[tuple[str, ...], ...]  # of each part; several where modules share a parameter
+    shapes: tuple[torch.Size, ...]
+    strides: tuple[tuple[int, ...], ...]  # of one row's part in memory
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Layout":
+        """That of a model whose parameters lie in memory as PyTorch made them."""
+        names: dict[nn.Parameter, list[str]] = {}  # a parameter may belong to several modules
+        for prefix, module in model.named_modules():
+            for name, p in module.named_parameters(prefix, recurse=False):
+                if p.requires_grad:
+                    names.setdefault(p, []).append(name)
+        if not names:
+            raise InputError("the model has no trainable parameters")
+        if len({p.dtype for p in names}) > 1:
+            raise InputError("the model mixes parameter types; convert it with model.float()")
+        shapes = tuple(p.shape for p in names)
+        strides = tuple(torch.empty_like(p).stride() for p in names)
+        return cls(tuple(map(tuple, names.values())), shapes, strides, next(iter(names)).dtype)
+
+    def with_strides(self, strides: Sequence[tuple[int, ...]]) -> "Layout":
+        """The same with rows that lie otherwise in memory."""
+        return replace(self, strides=tuple(strides))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(names[0] for names in self.all_names)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [shape.numel() for shape in self.shapes]
+
+    @property
+    def parameters(self) -> int:
+        """P."""
+        return sum(self.sizes)
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """A model's trainable parameters as one vector (P,)."""
+        return torch.cat([model.get_parameter(name).detach().reshape(-1) for name in self.names])
+
+    def parts(self, flat: Tensor) -> Parts:
+        """Views of flat vectors (..., P), parameter by parameter: (..., *shape) each."""
+        split = torch.split(flat, self.sizes, dim=-1)
+        return tuple(p.view(p.shape[:-1] + s) for p, s in zip(split, self.shapes, strict=True))
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a flat vector under the parameters' names."""
+        return dict(zip(self.names, self.parts(flat), strict=True))
+
+    def load(self, flat: Tensor, model: nn.Module) -> list[nn.Parameter]:
+        """Copies a flat vector into a model; returns the model's parameters in the vector's order."""
+        found = [model.get_parameter(name) for name in self.names]
+        with torch.no_grad():
+            for parameter, value in zip(found, self.parts(flat), strict=True):
+                parameter.copy_(value)
+        return found
+
+    def empty(self, rows: int, dtype: torch.dtype, device: torch.device) -> Parts:
+        """Uninitialised parts for so many rows."""
+        return tuple(
+            torch.empty_strided((rows, *shape), (shape.numel(), *stride), dtype=dtype, device=device)
+            for shape, stride in zip(self.shapes, self.strides, strict=True)
+        )
+
+    def as_matrices(self, parts: Parts) -> list[Tensor]:
+        """The parts of rows as matrices (rows, n), a row's numbers in the order of memory."""
+        orders = map(_longest_stride_first, self.strides)
+        return [p.permute(0, *order).reshape(len(p), -1) for p, order in zip(parts, orders, strict=True)]
+
+    def from_matrices(self, matrices: list[Tensor]) -> Tensor:
+        """The flat vectors (rows, P) of such matrices."""
+        flat = []
+        for matrix, shape, stride in zip(matrices, self.shapes, self.strides, strict=True):
+            order = _longest_stride_first(stride)
+            part = matrix.view(len(matrix), *(shape[d - 1] for d in order))
+            back = (order.index(d) + 1 for d in sorted(order))
+            flat.append(part.permute(0, *back).reshape(len(matrix), -1))
+        return torch.cat(flat, dim=1)
+
+
+def _longest_stride_first(stride: tuple[int, ...]) -> list[int]:
+    """The dimensions (from 1) of a row's part, the one with the longest stride first."""
+    return sorted(range(1, len(stride) + 1), key=lambda d: -stride[d - 1])

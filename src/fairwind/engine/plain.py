@@ -1,0 +1,254 @@
+"""A user's module as PyTorch trains it: copies of it, called with samples, one model at a time."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairwind.data.federation import Federation
+from fairwind.data.samples import cast, kind, mapped, take, tensors
+from fairwind.engine.layout import Layout
+from fairwind.engine.losses import Loss, accuracy, cross_entropy, first_output
+from fairwind.errors import InputError, first_line
+from fairwind.layers import CountedRandomness, counted, key_names
+
+Randomness = Literal["none", "functional", "generator"]
+
+
+class PlainModel:
+    """A copy of a module, in training or in evaluation mode. The user's own module is never changed."""
+
+    def __init__(
+        self, model: nn.Module, federation: Federation, loss: Loss = cross_entropy, score: Loss = accuracy
+    ):
+        """Refuses a model that cannot train on the federation's samples."""
+        self.layout = Layout.of(model)
+        self.loss, self.score = loss, score
+        self.module = counted(copied(model, training=True)).to(federation.device)
+        # Which of its modules train; frozen normalisation does not.
+        self.trains = [module.training for module in self.module.modules()]
+        self.start = self.layout.flatten(model).to(federation.device)  # x⁰ (P,)
+        self.buffers = {name: b.clone() for name, b in self.module.named_buffers()}
+        sample = take(federation.inputs, slice(0, 1)), take(federation.targets, slice(0, 1))
+        self.randomness: Randomness = "none"
+        self.changed_buffer = ""
+        with explained(*sample):
+            drawn = draws(self.module, sample[0])
+            with CountedRandomness(self.start.new_zeros((), dtype=torch.int64)) as mode:
+                left = draws(self.module, sample[0])
+            self.replaces = mode.needed  # whether functions are called that only stack in other forms
+            if drawn:
+                self.randomness = "generator" if left else "functional"
+            self.changed_buffer = changes_buffers(self.module, sample[0])
+            self._check(federation, *sample)
+            self.per_sample = activations(self.module, sample[0], self.dtype, self.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layout.dtype
+
+    def another(self) -> "PlainModel":
+        """A second one that can train beside this one."""
+        other = copy.copy(self)
+        other.module = copy.deepcopy(self.module)
+        return other
+
+    def load(self, x: Tensor) -> list[nn.Parameter]:
+        """Puts parameters x (P,) into the module, and buffers as the user gave them."""
+        if self.changed_buffer:
+            restore_buffers(self.module, self.buffers)
+        return self.layout.load(x, self.module)
+
+    def train(self, training: bool = True) -> None:
+        """Training mode, or evaluation mode."""
+        for module, trains in zip(self.module.modules(), self.trains, strict=True):
+            module.training = training and trains
+
+    def training_losses(self, inputs: Any, targets: Any, key: int) -> Tensor:
+        """Each sample's loss in training mode; `key` decides what is random."""
+        for name in key_names(self.module):
+            self.module.get_buffer(name).fill_(key)
+        mode: AbstractContextManager[Any] = nullcontext()
+        if self.randomness == "functional":
+            mode = CountedRandomness(torch.tensor(key, device=self.start.device))
+        elif self.randomness == "generator":
+            torch.manual_seed(key)
+        with mode:
+            return self.loss(call(self.module, inputs), targets)
+
+    def losses(self, inputs: Any, targets: Any) -> Tensor:
+        """Each sample's loss in the mode that the module is in."""
+        return self.loss(call(self.module, inputs), targets)
+
+    def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        """Each sample's loss and score (R, B) under models x (R, P)."""
+        found = []
+        self.train(False)
+        for flat in x:
+            self.load(flat)
+            outputs = call(self.module, inputs)
+            found.append((self.loss(outputs, targets), self.score(outputs, targets)))
+        losses, scores = zip(*found, strict=True)
+        return torch.stack(losses), torch.stack(scores)
+
+    def state_dict(self, x: Tensor) -> dict[str, Tensor]:
+        """A complete state dict of the user's module with parameters x (P,)."""
+        model = copy.deepcopy(self.module)
+        restore_buffers(model, self.buffers)
+        self.layout.load(x, model)
+        return dict(model.state_dict())
+
+    def _check(self, federation: Federation, inputs: Any, targets: Any) -> None:
+        """Refuses labels without an output, and a loss or score that is not one number per sample."""
+        weights = self.load(self.start)
+        with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
+            outputs = call(self.module, inputs)
+            if self.loss is cross_entropy:
+                check_labels(federation, first_output(outputs))
+            losses = self.loss(outputs, targets)
+            if losses.shape == (1,):
+                torch.autograd.grad(losses.sum(), weights, allow_unused=True)
+        self.train(False)
+        with torch.no_grad():
+            scores = self.score(call(self.module, inputs), targets)
+        self.train()
+        for what, value in (("loss", losses), ("score", scores)):
+            if value.shape != (1,):
+                raise InputError(f"the {what} is not one number per sample but {tuple(value.shape)} for one")
+
+
+def copied(model: nn.Module, *, training: bool) -> nn.Module:
+    """A deep copy of a module in training or evaluation mode; frozen batch norm stays in the latter."""
+    try:
+        module = copy.deepcopy(model).train(training)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise InputError(f"the model cannot be copied (copy.deepcopy): {first_line(error)}") from error
+    for name, layer in module.named_modules():
+        tracks: Any = getattr(layer, "track_running_stats", False)
+        if not isinstance(layer, nn.modules.batchnorm._NormBase) or not (tracks or _mixes(layer)):
+            continue
+        own = [p.requires_grad for p in layer.parameters(recurse=False)]
+        if any(own) or (not own and model.get_submodule(name).training):
+            raise InputError(
+                f"layer {name or 'model'!r} is {type(layer).__name__}, whose statistics mix a batch's "
+                "samples and differ between clients; use nn.GroupNorm or nn.LayerNorm instead, or freeze it: "
+                "layer.eval().requires_grad_(False)"
+            )
+        layer.eval()
+    return module
+
+
+def _mixes(layer: nn.Module) -> bool:
+    """Whether a normalisation layer mixes samples."""
+    return isinstance(layer, nn.modules.batchnorm._BatchNorm)
+
+
+def call(module: nn.Module, inputs: Any) -> Any:
+    """A module's outputs: a tensor is its argument, a tuple its arguments, a dict its named arguments."""
+    if isinstance(inputs, dict):
+        return read(module(**inputs))
+    return read(module(*inputs) if isinstance(inputs, tuple) else module(inputs))
+
+
+def read(outputs: Any) -> Any:
+    """What a loss is given: an output's `logits`, where it has them, else all of it."""
+    return outputs.logits if hasattr(outputs, "logits") else outputs
+
+
+def restore_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """Undoes what forward passes did to buffers, assigned or written in place."""
+    for name, value in buffers.items():
+        owner, _, own = name.rpartition(".")
+        layer = module.get_submodule(owner)
+        now = layer._buffers.get(own)
+        if now is None or now.shape != value.shape or now.dtype != value.dtype:
+            layer._buffers[own] = value.clone()
+        elif own != "dropout_key":
+            now.detach_().copy_(value)
+
+
+def draws(module: nn.Module, inputs: Any) -> bool:
+    """Whether a forward pass takes numbers from PyTorch's generators."""
+
+    def states() -> list[Tensor]:
+        return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.no_grad():
+        before = states()
+        call(module, inputs)
+        return not all(map(torch.equal, before, states()))
+
+
+def changes_buffers(module: nn.Module, inputs: Any) -> str:
+    """The name of a buffer that a forward pass changes, or nothing."""
+    before = {name: (b, b.clone()) for name, b in module.named_buffers()}
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.no_grad():
+        call(module, inputs)
+    now = dict(module.named_buffers())
+    for name, (buffer, value) in before.items():
+        if now.get(name) is not buffer or not torch.equal(now[name], value):
+            return name
+    return ""
+
+
+@contextmanager
+def explained(inputs: Any, targets: Any, hint: str = "") -> Iterator[None]:
+    """Errors inside a user's module, as one line that says what it was given."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's module raises
+        given = f"inputs ({kind(inputs)}) and targets ({kind(targets)})"
+        raise InputError(
+            f"the model cannot train on {given}: {type(error).__name__}: {first_line(error)}{hint}"
+        ) from error
+
+
+def check_labels(federation: Federation, logits: Any) -> None:
+    """Refuses labels that cross-entropy cannot compare with the outputs."""
+    labels = federation.targets
+    if not isinstance(labels, Tensor):
+        raise InputError(
+            "targets are several tensors; cross-entropy needs class labels (or give another loss)"
+        )
+    if labels.is_floating_point():
+        raise InputError("targets are not integers; cross-entropy needs class labels (or give another loss)")
+    if not isinstance(logits, Tensor):
+        raise InputError(f"the model's output is a {type(logits).__name__}; give a loss that reads it")
+    if logits.shape[1:-1] != labels.shape[1:]:
+        raise InputError(
+            f"outputs of shape {tuple(logits.shape[1:])} and labels of shape {tuple(labels.shape[1:])} per "
+            "sample do not fit; cross-entropy needs one more dimension, the classes (or give another loss)"
+        )
+    classes = logits.shape[-1]
+    wrong = ((labels < 0) | (labels >= classes)).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        client = federation.names[int((federation.start <= at[0]).sum()) - 1]
+        raise InputError(
+            f"client {client!r} has label {int(labels[at])}, but the model has {classes} outputs: "
+            f"labels must be 0 to {classes - 1}"
+        )
+
+
+def activations(module: nn.Module, inputs: Any, dtype: torch.dtype, compute: torch.dtype) -> int:
+    """How many numbers of a type a batch keeps from the forward to the backward pass, about."""
+    given = [*module.parameters(), *module.buffers()]
+    shared = {t.untyped_storage().data_ptr() for t in given}
+    kept: dict[int, int] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    inputs = cast(mapped(torch.clone, inputs), compute)
+    kept_here = torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value)
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad(), kept_here:
+        outputs = call(module, inputs)
+    kept_bytes = sum(n for at, n in kept.items() if at not in shared)
+    held = sum(t.numel() for t in (*tensors(inputs), *tensors(outputs)))
+    return held + kept_bytes // torch.empty((), dtype=dtype).element_size()

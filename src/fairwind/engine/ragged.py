@@ -1,0 +1,67 @@
+"""Rows of unequal length: cut into chunks that fit into memory, in each of which the longest come first."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.counter import segments
+from fairwind.engine.plan import Selection
+
+
+class Chunk(NamedTuple):
+    """Rows that work together, the longest first: all that is known of them before their orders are drawn."""
+
+    rows: Tensor  # (n,) which of the round's rows
+    row_run: Tensor  # (n,)
+    row_entry: Tensor  # (n,) which of the selection's entries
+    runs: list[int]  # the runs among the rows, here
+    runs_there: Tensor  # and on the device
+    selection: Selection
+    counts: list[int]  # how many rows take each step
+    batch_step: Tensor  # (Σ counts,) each batch's step
+    batch_entry: Tensor  # (Σ counts,) and which of the selection's entries it belongs to
+
+    @property
+    def row_client(self) -> Tensor:
+        """(n,) of the federation's clients."""
+        return self.selection.client[self.row_entry]
+
+
+def chunk_of(rows: Tensor, row_run: Tensor, row_entry: Tensor, selection: Selection, counts: Tensor) -> Chunk:
+    """A chunk of rows with their runs and entries, of whom the first so many take each step."""
+    device = selection.entry.device
+    runs = torch.unique(row_run)
+    row_entry, active = row_entry.to(device), counts.tolist()
+    batch_step, batch_row = segments(counts.to(device), sum(active))
+    there = rows.to(device), row_run.to(device), row_entry
+    return Chunk(*there, runs.tolist(), runs.to(device), selection, active, batch_step, row_entry[batch_row])
+
+
+def active_rows(steps: Tensor, multiple: int = 1) -> Tensor:
+    """How many of n rows, sorted by their steps (n,), take each step, rounded up to a multiple."""
+    finished = torch.bincount(steps).cumsum(0)[:-1]
+    active = -(-(len(steps) - finished) // multiple) * multiple
+    # Compiled code treats a size of one apart.
+    return active.clamp(min=min(2, len(steps)), max=len(steps))
+
+
+def chunks(costs: Tensor, limit: int) -> tuple[Tensor, ...]:
+    """Indices cut into consecutive chunks whose costs sum to about the limit, or to one cost above it."""
+    _, counts = torch.unique_consecutive(costs.cumsum(0) // limit, return_counts=True)
+    return torch.split(torch.arange(len(costs)), counts.tolist())
+
+
+def evenly(costs: Tensor, budget: int) -> list[Tensor]:
+    """Indices cut into few chunks of the same number each, or one less, within the budget if that can be."""
+    parts = -(-int(costs.sum()) // budget)
+    while True:
+        cut = list(torch.arange(len(costs)).tensor_split(min(parts, len(costs))))
+        if parts >= len(costs) or max(int(costs[part].sum()) for part in cut) <= budget:
+            return cut
+        parts += 1 + parts // 8
+
+
+def dealt(count: int, parts: int) -> list[Tensor]:
+    """Indices 0 to count dealt out in turn, so that every part has some of the first and of the last."""
+    return [torch.arange(count)[k::parts] for k in range(min(parts, count))]

@@ -1,0 +1,112 @@
+"""How to train: what a user may set, and what is chosen where nothing is said."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from fairwind.engine.precision import Precision
+from fairwind.engine.ranks import ALONE, Ranks
+from fairwind.engine.solver import Solver
+from fairwind.engine.workers import cores
+from fairwind.errors import InputError, first_line, in_range, positive, whole
+
+Model = nn.Module | Callable[[], nn.Module]
+Engine = Literal["auto", "stacked", "loop"]
+Switch = Literal["auto", "on", "off"]
+
+LARGEST = 2.0**20  # GiB
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train, the same for every run of a simulation."""
+
+    rounds: int = 100
+    solver: Solver = field(default_factory=Solver)
+    participation: float | int = 1.0
+    """Share of clients in a round (a float up to 1.0), or their number (an int)."""
+    probe_samples: int | None = None
+    """Samples on which a client measures its loss and gradient before training; None is all, as for F(x⁰)."""
+    eval_every: int = 10
+    engine: Engine = "auto"
+    """Train all clients of all runs at once (stacked) or one after another (loop); "auto" takes the faster
+    of those that can."""
+    device: str = "auto"
+    compile: Switch = "auto"
+    """Compile the stacked step; "auto" does where a compiler is found and the run is long enough."""
+    precision: Precision = "auto"
+    """How local steps are computed: exactly (float32), or with factors rounded (tf32) or all but the weights
+    and sums in half the bits (bf16) for speed on a GPU. "auto" is tf32 on a GPU, float32 elsewhere."""
+    memory: float | None = None
+    """GiB that rows training at once may take; None is 1/32 on a CPU, near its cache, a quarter of a GPU."""
+    workers: int | None = None
+    """Threads that share the clients out on a CPU, with a core each; None is one for each core."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.solver, Solver):
+            raise InputError(
+                f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…, momentum=…)"
+            )
+        whole(1, rounds=self.rounds, eval_every=self.eval_every)
+        if self.probe_samples is not None:
+            whole(1, probe_samples=self.probe_samples)
+        if self.memory is not None:
+            positive(memory=self.memory)
+            in_range(0, LARGEST, memory=self.memory)
+        if self.workers is not None:
+            whole(1, workers=self.workers)
+        for name, value, known in (
+            ("engine", self.engine, get_args(Engine)),
+            ("compile", self.compile, get_args(Switch)),
+            ("precision", self.precision, get_args(Precision)),
+        ):
+            if value not in known:
+                raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
+
+
+def resolve(settings: Settings, ranks: Ranks = ALONE) -> Settings:
+    """The settings with all but engine and compile chosen, so that a resumed run computes the same."""
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise InputError(f"device {device!r} is neither cpu nor cuda")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used here: {first_line(error)}") from None
+    if ranks.world > 1:
+        _check_ranks(settings.engine, device)
+    memory, precision, workers = settings.memory, settings.precision, settings.workers
+    on_gpu = device.startswith("cuda")
+    if precision == "auto":
+        precision = "tf32" if on_gpu else "float32"
+    if precision == "tf32" and not on_gpu:
+        raise InputError("precision tf32 is a GPU's; on a CPU take float32")
+    if precision == "bf16" and settings.engine == "loop":
+        raise InputError("precision bf16 is the stacked engine's; with engine=loop take float32 or tf32")
+    if memory is None:
+        memory = torch.cuda.get_device_properties(device).total_memory / 2**32 if on_gpu else 1 / 32
+    if workers is None:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if ranks.world > 1 else 1
+        workers = 1 if on_gpu else max(1, cores() // local)
+    if on_gpu and workers > 1:
+        raise InputError("workers are a CPU's cores; on a GPU leave them out")
+    return replace(settings, device=device, memory=memory, precision=precision, workers=workers)
+
+
+def _check_ranks(engine: Engine, device: str) -> None:
+    """Refuses what several processes cannot do together."""
+    if engine == "loop":
+        raise InputError("the loop is one process: start it without torchrun, or take the stacked engine")
+    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if device.startswith("cuda:"):
+        raise InputError(f"{device!r} is one GPU for all processes: give 'cuda', and each takes its own")
+    if device == "cuda" and here > gpus:
+        raise InputError(
+            f"{here} processes cannot share {gpus} GPU(s): start one for each, or give device 'cpu'"
+        )

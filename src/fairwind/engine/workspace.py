@@ -1,0 +1,103 @@
+"""The tensors of rows at work, which stay in their place from chunk to chunk for recorded steps to find."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairwind.data.samples import tensors
+from fairwind.engine.graphs import Graphs
+from fairwind.engine.model import StackedModel
+from fairwind.engine.steps import Batches, Rows, Step
+
+# Lets rows take steps, each by the first so many.
+TakeSteps = Callable[[Rows, Batches, Any, Any, list[int]], None]
+
+
+class Workspace:
+    """Where the rows of one chunk after another take their steps."""
+
+    def __init__(
+        self,
+        step: Step,
+        model: StackedModel,
+        data: tuple[Any, Any],
+        batch_size: int,
+        graphs: Graphs,
+        *,
+        kept: int = 0,
+        casts: bool = False,
+    ):
+        """Rows keep so many numbers for each parameter from step to step; `casts` allows another type."""
+        self.step, self.model, self.data, self.batch_size = step, model, data, batch_size
+        self.kept, self.casts = kept, casts and model.compute != model.dtype
+        self.graphs = graphs
+        self.compiled: TakeSteps | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Gives all memory back."""
+        self.graphs.forget()
+        self.rows: Rows | None = None
+        self.batches: Batches | None = None
+
+    def example(self) -> tuple[Rows, Batches, Any, Any]:
+        """What a step is given, with a few rows."""
+        layout, own, device = self.model.layout, self.model.dtype, tensors(self.data)[0].device
+        kept = tuple(layout.empty(2, own, device) for _ in range(self.kept))
+        cast = layout.empty(2, self.model.compute, device) if self.casts else ()
+        table = torch.zeros(2, self.batch_size, dtype=torch.int64, device=device)
+        number = torch.zeros((), dtype=own, device=device)
+        counters = torch.zeros_like(table[0, 0]), number, number
+        rows = Rows(layout.empty(2, own, device), kept, cast, number.new_zeros(2))
+        return rows, Batches(table, table[:, 0].contiguous(), *counters), *self.data
+
+    def load(self, models: list[Tensor], row_run: Tensor) -> Rows:
+        """Gives every row its run's model, of matrices (R, n) by the layout."""
+        layout, own, device, n = self.model.layout, self.model.dtype, models[0].device, len(row_run)
+        if self.rows is None or len(self.rows.loss) < n:
+            self.clear()
+            kept = tuple(layout.empty(n, own, device) for _ in range(self.kept))
+            cast = layout.empty(n, self.model.compute, device) if self.casts else ()
+            self.rows = Rows(layout.empty(n, own, device), kept, cast, models[0].new_empty(n))
+        rows = self.rows.first(n)
+        for place, model in zip(layout.as_matrices(rows.weights), models, strict=True):
+            torch.index_select(model, 0, row_run, out=place)
+        for tensor in (*(part for parts in rows.kept for part in parts), rows.loss):
+            tensor.zero_()
+        for half, weight in zip(rows.cast, rows.weights, strict=bool(rows.cast)):
+            half.copy_(weight)
+        return rows
+
+    def work(self, counts: list[int], samples: Tensor, keys: Tensor, lr: Tensor) -> None:
+        """Lets the loaded rows take steps, each by the first so many, on the next of (Σ counts, B) samples.
+
+        Where a count was rounded up, the samples of a row that has finished are all padding.
+        """
+        assert self.rows is not None
+        if self.batches is None or len(self.batches.keys) < len(keys):
+            self.graphs.forget()
+            room = 1 << (len(keys) - 1).bit_length()  # more than needed, so as not to grow again and again
+            tables = samples.new_empty(room, self.batch_size), keys.new_empty(room)
+            step, rate = torch.zeros(2, dtype=self.model.dtype, device=keys.device)
+            self.batches = Batches(*tables, keys.new_zeros(()), step, rate)
+        self.batches.samples[: len(keys)] = samples
+        self.batches.keys[: len(keys)] = keys
+        self.batches.lr.copy_(lr)
+        for counter in (self.batches.at, self.batches.step):
+            counter.zero_()
+        if self.compiled is not None:
+            return self.compiled(self.rows, self.batches, *self.data, counts)
+        for n in counts:
+            self.graphs.do((self, n), partial(self._step, n))
+        return None
+
+    def _step(self, n: int) -> None:
+        assert self.rows is not None
+        assert self.batches is not None
+        rows = self.rows.first(n)
+        targets = rows.kept[0] if rows.kept else rows.weights
+        for i, product in self.step(rows, self.batches, *self.data).items():
+            product.add_to(targets[i])

@@ -1,0 +1,9 @@
+"""PyTorch's layers in forms that `torch.func.vmap` can stack over models."""
+
+from fairwind.layers.conversion import prepare_compiler, stackable
+from fairwind.layers.counting import counted
+from fairwind.layers.dropout import key_names
+from fairwind.layers.randomness import CountedRandomness
+from fairwind.layers.tracing import tracing
+
+__all__ = ["CountedRandomness", "counted", "key_names", "prepare_compiler", "stackable", "tracing"]

@@ -1,0 +1,39 @@
+"""Whether layers are being traced for a compiler, which needs other forms of some of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class _Tracing:
+    active: bool = False
+    contiguous: bool = True
+
+
+_now = _Tracing()
+
+
+@contextmanager
+def tracing(*, contiguous: bool) -> Iterator[None]:
+    """Within, layers take the forms that compile for any number of rows.
+
+    Convolutions return tensors that lie in memory as a user's `view` expects it only if `contiguous`: it
+    costs a copy of all activations.
+    """
+    before = _now.active, _now.contiguous
+    _now.active, _now.contiguous = True, contiguous
+    try:
+        yield
+    finally:
+        _now.active, _now.contiguous = before
+
+
+def is_traced() -> bool:
+    return _now.active or torch.compiler.is_compiling()
+
+
+def must_be_contiguous() -> bool:
+    return _now.contiguous

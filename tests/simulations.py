@@ -1,0 +1,80 @@
+"""Simulations that several tests make, and how two are compared."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import CLASSES, DEVICE, FEATURES, make_model
+from fairwind import Federation, Settings, Solver, algorithms
+from fairwind.engine.executor import Run
+from fairwind.engine.ranks import join
+from fairwind.engine.simulation import Simulation
+from fairwind.engine.steps import Rows, Step
+
+SOLVERS = {
+    "sgd": Solver(lr=0.1, batch_size=10),
+    "momentum": Solver(lr=0.1, momentum=0.9, batch_size=10),
+    "nesterov": Solver(lr=0.1, momentum=0.9, nesterov=True, batch_size=10, epochs=2),
+    "decay": Solver(lr=0.1, weight_decay=0.1, momentum=0.5, batch_size=7),
+    "uneven": Solver(lr=0.1, batch_size=4, epochs=(1, 3)),
+}
+
+
+def simulation(federation: Federation, names: list[str], seeds: list[int], **options: object) -> Simulation:
+    """Stacked and uncompiled, unless told otherwise; already at its start."""
+    built = {name: algorithms.build(name) for name in names}
+    runs = [Run(name, algorithm, seed) for name, algorithm in built.items() for seed in seeds]
+    model = options.pop("model", make_model)
+    own = {"rounds": 6, "eval_every": 2, "compile": "off", "engine": "stacked", "device": DEVICE}
+    own["workers"] = 1
+    made = Simulation(model, federation, runs, Settings(**own | options), ranks=join())
+    made.start()
+    return made
+
+
+def assert_together(a: Simulation, b: Simulation, rounds: int = 5, tolerance: float = 1e-10) -> None:
+    """Two simulations of the same runs, side by side, round by round."""
+    for _ in range(rounds):
+        a.step()
+        b.step()
+        torch.testing.assert_close(a.x, b.x, rtol=tolerance, atol=tolerance)
+        for one, other in zip(a.states, b.states, strict=True):
+            torch.testing.assert_close(tuple(one), tuple(other), rtol=tolerance, atol=tolerance)
+
+
+def scarce(step: Step, fits: int, failures: list[int]) -> Step:
+    """A step for which memory lasts for so many rows."""
+
+    def limited(rows: Rows, *rest: object) -> object:
+        if len(rows.loss) > fits:
+            failures.append(len(rows.loss))
+            raise torch.OutOfMemoryError("CUDA out of memory, so to say")
+        return step(rows, *rest)
+
+    return limited
+
+
+def run_short(monkeypatch: pytest.MonkeyPatch, kind: str, fits: int) -> list[int]:
+    """Lets memory run short in steps of a kind from now on; returns the numbers of rows that failed."""
+    import fairwind.engine.stacked as stacked
+
+    failures: list[int] = []
+    made = getattr(stacked, f"{kind}_step")
+    monkeypatch.setattr(stacked, f"{kind}_step", lambda *given: scarce(made(*given), fits, failures))
+    return failures
+
+
+def dropout_model() -> nn.Module:
+    layers = nn.Linear(FEATURES, 8), nn.Dropout(0.3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
+    return nn.Sequential(*layers).double()
+
+
+class Spoilt(nn.Module):
+    """A linear model whose output is NaN where the first feature is above 100."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * torch.where(x[:, :1] > 100, torch.nan, 1.0)

@@ -1,0 +1,90 @@
+"""What the source looks like: which package may import which, and how long files are."""
+
+import ast
+import statistics
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
+
+# From the bottom up: a package or module may import what comes before it, and itself.
+LAYERS = (
+    ("errors", "files", "counter", "contract", "metrics", "spec"),
+    ("algorithms", "layers", "data.samples"),
+    ("data", "models"),
+    ("engine",),
+    ("setups",),
+    ("api", "comparison"),
+    ("study", "paper"),
+    ("report",),
+    ("cli",),
+)
+
+# The same within the engine.
+ENGINE = (
+    ("precision", "workers", "ranks", "layout", "losses", "graphs", "solver", "checkpoint"),
+    ("settings", "plain", "gradients", "plan"),
+    ("model", "ragged", "executor"),
+    ("steps", "choice", "evaluate"),
+    ("workspace", "compiling", "loop"),
+    ("sums", "cutting"),
+    ("stacked",),
+    ("simulation",),
+)
+
+
+def imported(file: Path) -> set[str]:
+    """The package's modules that a file imports when it is loaded, without the leading "fairwind."."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("fairwind"):
+            found |= {f"{node.module}.{name.name}" for name in node.names}
+    return {name.removeprefix("fairwind.") for name in found}
+
+
+def height(name: str, layers: tuple[tuple[str, ...], ...]) -> int | None:
+    found = [
+        (len(start), i)
+        for i, layer in enumerate(layers)
+        for start in layer
+        if f"{name}.".startswith(f"{start}.")
+    ]
+    return max(found)[1] if found else None
+
+
+@pytest.mark.parametrize(("folder", "layers"), [("", LAYERS), ("engine", ENGINE)])
+def test_imports_point_downwards(folder: str, layers: tuple[tuple[str, ...], ...]) -> None:
+    wrong = []
+    for file in (SOURCE / folder).rglob("*.py"):
+        own = ".".join(file.relative_to(SOURCE / folder).with_suffix("").parts)
+        mine = height(own, layers)
+        if mine is None:
+            assert file.stem in ("__init__", "__main__"), f"{own} has no place among the layers"
+            continue
+        for name in imported(file):
+            if folder and not name.startswith(f"{folder}."):
+                continue
+            theirs = height(name.removeprefix(f"{folder}.") if folder else name, layers)
+            if theirs is not None and theirs > mine:
+                wrong.append(f"{own} imports {name}")
+    assert not wrong
+
+
+def test_only_one_file_leans_on_pytorchs_insides() -> None:
+    """Names that begin with an underscore may change with any release."""
+    private = []
+    for file in SOURCE.rglob("*.py"):
+        if file.name == "compiling.py" or file.parent.name == "layers":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and "._" in node.module:
+                private.append(f"{file.name}: {node.module}")
+    assert not private
+
+
+def test_files_are_short() -> None:
+    lengths = {file: len(file.read_text().splitlines()) for file in SOURCE.rglob("*.py")}
+    engine = {file: n for file, n in lengths.items() if file.parent.name in ("engine", "layers")}
+    assert max(engine.values()) < 300
+    assert statistics.median(lengths.values()) < 140

@@ -1,0 +1,137 @@
+"""Compiled steps are the steps, for any number of rows."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
+from fairwind import Federation, InputError, Settings, Solver, algorithms
+from fairwind.engine.compiling import compiler_found
+from fairwind.engine.executor import Run
+from fairwind.engine.simulation import Simulation
+from simulations import SOLVERS, assert_together, dropout_model, simulation
+
+
+@pytest.mark.skipif(not compiler_found(torch.device(DEVICE)), reason="needs a compiler")
+@pytest.mark.parametrize(
+    ("solver", "model"), [("sgd", lambda: nn.Linear(FEATURES, CLASSES).double()), ("nesterov", dropout_model)]
+)
+def test_compiled_is_eager(ragged: Federation, solver: str, model: Callable[[], nn.Module]) -> None:
+    eager = simulation(ragged, list(algorithms.PAPER), [0, 1], solver=SOLVERS[solver], model=model)
+    compiled = Simulation(model, ragged, eager.runs, replace(eager.settings, compile="on"))
+    assert_together(eager, compiled, rounds=3)
+
+
+def test_a_step_that_cannot_be_compiled_for_all_row_counts_runs_uncompiled(ragged: Federation) -> None:
+    """F.cross_entropy fixes the number of rows in compiled code: say so, and go on."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    runs = [Run("fedavg", algorithms.fedavg(), 0)]
+    settings = Settings(rounds=2, compile="on", device=DEVICE)
+
+    def step() -> Simulation:
+        made = Simulation(make_model, ragged, runs, settings, loss=loss)
+        made.step()
+        return made
+
+    with pytest.warns(UserWarning, match="uncompiled, and slower"):
+        compiled = step()
+    eager = simulation(ragged, ["fedavg"], [0])
+    eager.step()
+    torch.testing.assert_close(compiled.x, eager.x)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bf16_trains_as_float32_but_for_its_rounding(compiled: bool) -> None:
+    """Weights, sums and norms stay float32: steps too small for bf16 are not lost."""
+    if compiled and not compiler_found(torch.device(DEVICE)):
+        pytest.skip("needs a compiler")
+    federation = make_federation([30, 4, 17, 9], dtype=torch.float32)
+    runs = [Run(name, algorithms.build(name), 0) for name in algorithms.PAPER]
+    solver = Solver(lr=1e-4, batch_size=5, momentum=0.5)
+    exact, rounded = (
+        Simulation(
+            lambda: nn.Linear(FEATURES, CLASSES),
+            federation,
+            runs,
+            Settings(
+                rounds=5, device=DEVICE, precision=p, solver=solver, compile="on" if compiled else "off"
+            ),
+        )
+        for p in ("float32", "bf16")
+    )
+    start = exact.x.clone()
+    for _ in range(3):
+        exact.step()
+        rounded.step()
+    assert rounded.x.dtype == torch.float32
+    moved, apart = (exact.x - start).norm(dim=1), (rounded.x - exact.x).norm(dim=1)
+    assert (moved > 0).all()
+    assert (apart > 0).all()  # it was another computation
+    assert (apart < 0.03 * moved).all()
+    # bf16 has 8 bits: of weights that were kept in it, most would not have moved at all
+    assert (exact.x[0] - start[0]).abs().median() < 2**-8 * start[0].abs().median()
+
+
+def test_precision_is_refused_where_it_cannot_be_kept(ragged: Federation) -> None:
+    for options, message in (
+        ({"precision": "fp8"}, "precision='fp8' is not one of auto, float32, tf32, bf16"),
+        ({"precision": "bf16", "engine": "loop"}, "precision bf16 is the stacked engine's"),
+        *([({"precision": "tf32"}, "precision tf32 is a GPU's")] if DEVICE == "cpu" else []),
+    ):
+        with pytest.raises(InputError, match=message):
+            simulation(ragged, ["fedavg"], [0], **options)
+
+
+def test_a_model_that_insists_on_float32_is_told_of_precision() -> None:
+    class Stubborn(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float())
+
+    federation = make_federation([10, 10], dtype=torch.float32)
+    with pytest.raises(InputError, match=r"cannot be stacked.*precision=float32 avoids that"):
+        simulation(federation, ["fedavg"], [0], precision="bf16", model=lambda: Stubborn(FEATURES, CLASSES))
+
+
+def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(ragged: Federation, monkeypatch) -> None:
+    monkeypatch.setattr("fairwind.engine.simulation.compiler_found", lambda device: False)
+    runs = [Run("mean", algorithms.fedavg(), 0)]
+    short = Simulation(make_model, ragged, runs, Settings(rounds=2, device=DEVICE))
+    assert short.settings.compile == "off"
+    with pytest.warns(UserWarning, match="was not found: steps run uncompiled") as said:
+        long = Simulation(make_model, ragged, runs, Settings(rounds=10**12, device=DEVICE))
+    assert len(said) == 1
+    assert long.settings.compile == "off"
+    long.step()
+
+
+def test_bf16_with_dropout_frozen_parameters_and_buffers() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Linear(FEATURES, 8).requires_grad_(False)
+            self.register_buffer("scale", torch.tensor(0.5))
+            self.layers = nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.2), nn.Linear(8, CLASSES))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(self.frozen(x) * self.scale)
+
+    federation = make_federation([30, 4, 17], dtype=torch.float32)
+    model = Mixed()
+    found = {
+        p: simulation(federation, ["adafedadam", "qfedavg"], [0], precision=p, model=model)
+        for p in ("float32", "bf16")
+    }
+    start = found["bf16"].x.clone()
+    for s in found.values():
+        for _ in range(3):
+            s.step()
+    moved = (found["float32"].x - start).norm()
+    assert 0 < (found["bf16"].x - found["float32"].x).norm() < 0.1 * moved
+    state = found["bf16"].state_dict(0)
+    assert torch.equal(state["frozen.weight"].cpu(), model.frozen.weight)

@@ -1,0 +1,205 @@
+"""The stacked executor computes what a plain loop computes, whatever is stacked beside it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
+from fairwind import Federation, Settings, algorithms
+from fairwind.engine.executor import Run
+from fairwind.engine.simulation import Simulation
+from simulations import SOLVERS, assert_together, dropout_model, simulation
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("name", algorithms.REGISTRY)
+def test_stacked_is_the_loop(ragged: Federation, name: str, solver: str) -> None:
+    options = {"solver": SOLVERS[solver]}
+    stacked = simulation(ragged, [name], [0, 1], **options)
+    loop = simulation(ragged, [name], [0, 1], engine="loop", **options)
+    assert_together(stacked, loop)
+
+
+@pytest.mark.parametrize("options", [{"participation": 0.5}, {"participation": 3}, {"probe_samples": 6}])
+def test_stacked_is_the_loop_with_some_clients_or_samples(ragged: Federation, options: dict) -> None:
+    names = list(algorithms.PAPER)
+    assert_together(
+        simulation(ragged, names, [0, 1], **options),
+        simulation(ragged, names, [0, 1], engine="loop", **options),
+    )
+
+
+def test_stacked_is_the_loop_in_float32() -> None:
+    federation = make_federation([1, 5, 30, 12], dtype=torch.float32)
+    options = {"model": lambda: make_model().float(), "solver": SOLVERS["momentum"]}
+    names = list(algorithms.PAPER)
+    loop = simulation(federation, names, [0], engine="loop", **options)
+    assert_together(simulation(federation, names, [0], **options), loop, rounds=3, tolerance=1e-4)
+
+
+def test_dropout_drops_the_same_units_in_either_executor(ragged: Federation) -> None:
+    names = ["adafedadam", "fedavg"]
+    stacked = simulation(ragged, names, [0, 1], model=dropout_model)
+    loop = simulation(ragged, names, [0, 1], engine="loop", model=dropout_model)
+    assert_together(stacked, loop)
+    plain = simulation(ragged, names, [0, 1], model=lambda: without_dropout(dropout_model()))
+    dropped = simulation(ragged, names, [0, 1], model=dropout_model)
+    assert torch.equal(plain.x, dropped.x)
+    plain.step()
+    dropped.step()
+    assert not torch.allclose(plain.x, dropped.x)
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    return nn.Sequential(*(layer for layer in model if not isinstance(layer, nn.Dropout)))
+
+
+@pytest.mark.parametrize("options", [{}, {"participation": 4, "solver": SOLVERS["uneven"]}])
+def test_a_run_does_not_depend_on_what_is_stacked_beside_it(ragged: Federation, options: dict) -> None:
+    names = list(algorithms.PAPER)
+    together = simulation(ragged, names, [0, 1, 2], **options)
+    for _ in range(4):
+        together.step()
+    for r, run in enumerate(together.runs):
+        alone = simulation(ragged, [run.label], [run.seed], **options)
+        for _ in range(4):
+            alone.step()
+        torch.testing.assert_close(alone.x[0], together.x[r], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("budget", [1, 2000, 5000])
+def test_chunking_changes_nothing(ragged: Federation, budget: int) -> None:
+    names = list(algorithms.PAPER)
+    whole, chunked = (simulation(ragged, names, [0, 1], workers=1) for _ in range(2))
+    chunked.executor.cutter.budget = budget
+    assert_together(whole, chunked)
+    assert len(whole.executor.kept["training"]) == 1
+    assert len(chunked.executor.kept.get("training", [None] * 99)) > 1
+
+
+def test_padding_never_touches_another_clients_samples(ragged: Federation) -> None:
+    """The loss √|output| has an infinite slope where client 0's inputs are zero; nobody else may notice."""
+
+    def root(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.abs().sum(1).sqrt()
+
+    inputs = ragged.inputs.clone()
+    inputs[: int(ragged.train[0] + ragged.test[0])] = 0
+    federation = replace(ragged, inputs=inputs)
+    model = nn.Linear(FEATURES, CLASSES, bias=False).double()
+    runs = [Run(name, algorithms.build(name), 0) for name in algorithms.PAPER]
+    pair = [
+        Simulation(
+            model, federation, runs, Settings(rounds=3, engine=e, compile="off", device=DEVICE), loss=root
+        )
+        for e in ("stacked", "loop")
+    ]
+    assert_together(*pair, rounds=3)
+    assert pair[0].left_out.tolist() == pair[1].left_out.tolist() == [3] * 5
+
+
+def test_probes_are_paid_for_only_by_algorithms_that_ask(ragged: Federation, monkeypatch) -> None:
+    import fairwind.engine.stacked as stacked
+
+    counted = {"loss": 0, "gradient": 0}
+
+    def counting(made, probe):
+        def make(model):
+            step = made(model)
+
+            def counted_step(rows, *rest):
+                counted[probe] += len(rows.loss)
+                return step(rows, *rest)
+
+            return counted_step
+
+        return make
+
+    for probe in counted:
+        made = getattr(stacked, f"{probe}_step")
+        monkeypatch.setattr(stacked, f"{probe}_step", counting(made, probe))
+    plain = simulation(ragged, ["fedavg", "fedadam", "fednova"], [0], workers=1)
+    asking = simulation(ragged, ["fedavg", "qfedavg", "adafedadam"], [0], workers=1)
+    plain.step()
+    assert counted == {"loss": 0, "gradient": 0}
+    asking.step()
+    assert min(counted.values()) >= len(ragged)
+
+
+def test_restored_is_uninterrupted_bit_for_bit(ragged: Federation) -> None:
+    options = {"participation": 0.7, "solver": SOLVERS["uneven"]}
+    names = list(algorithms.REGISTRY)
+    whole = simulation(ragged, names, [0, 1], **options)
+    while not whole.done:
+        whole.step()
+    for stop in range(1, 6):
+        first = simulation(ragged, names, [0, 1], **options)
+        for _ in range(stop):
+            first.step()
+        second = simulation(ragged, names, [0, 1], **options)
+        second.restore(first.checkpoint())
+        while not second.done:
+            second.step()
+        assert torch.equal(second.x, whole.x)
+        torch.testing.assert_close(second.accuracy, whole.accuracy, rtol=0, atol=0, equal_nan=True)
+        assert second.history == whole.history
+        assert second.client_steps == whole.client_steps
+
+
+def test_frozen_parameters_stay_and_are_not_copied(ragged: Federation) -> None:
+    model = make_model()
+    model[0].requires_grad_(False)
+    sim = simulation(ragged, ["adafedadam"], [0], model=model)
+    assert sim.layout.parameters == 4 * CLASSES + CLASSES
+    sim.step()
+    trained = sim.state_dict(0)
+    assert torch.equal(trained["0.weight"].cpu(), model[0].weight)
+    assert not torch.equal(trained["2.weight"].cpu(), model[2].weight)
+    model.load_state_dict(trained)
+
+
+def test_the_same_seed_starts_every_algorithm_from_the_same_model(ragged: Federation) -> None:
+    sim = simulation(ragged, ["fedavg", "adafedadam"], [0, 1])
+    assert torch.equal(sim.x[0], sim.x[2])
+    assert not torch.equal(sim.x[0], sim.x[1])
+
+
+def test_first_losses_are_measured_only_for_those_who_ask(ragged: Federation) -> None:
+    runs = [Run("mean", algorithms.fedavg(), 0), Run("fair", algorithms.adafedadam(), 1)]
+    both = Simulation(make_model, ragged, runs, Settings(rounds=1, device=DEVICE, compile="off"))
+    fair = Simulation(make_model, ragged, runs[1:], Settings(rounds=1, device=DEVICE, compile="off"))
+    both.start()
+    fair.start()
+    assert both.loss0[0].isnan().all()
+    torch.testing.assert_close(both.loss0[1], fair.loss0[0])
+    both.step()
+    assert both.left_out.tolist() == [0, 0]
+
+
+def test_a_module_under_two_names_and_a_parameter_of_two_modules() -> None:
+    """What PyTorch calls tied: trained as one, and whole afterwards."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(FEATURES, FEATURES)
+            self.same = self.first
+            self.second = nn.Linear(FEATURES, FEATURES)
+            self.second.weight = self.first.weight
+            self.out = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.tanh(self.second(torch.tanh(self.same(torch.tanh(self.first(x)))))))
+
+    federation = make_federation([12, 5, 9])
+    stacked, loop = (
+        simulation(federation, ["fedavg", "adafedadam"], [0], engine=engine, model=lambda: Tied().double())
+        for engine in ("stacked", "loop")
+    )
+    assert_together(stacked, loop, rounds=3)
+    state = stacked.state_dict(0)
+    assert torch.equal(state["first.weight"], state["same.weight"])
+    assert torch.equal(state["first.weight"], state["second.weight"])
+    assert stacked.layout.parameters == sum(p.numel() for p in Tied().parameters())

@@ -1,0 +1,84 @@
+"""Modules and inputs of the kinds that users bring: each trains, and both executors agree where both can."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from conftest import DEVICE
+from fairwind import Federation, InputError, Settings, Solver, algorithms
+from fairwind.engine.executor import Run
+from fairwind.engine.losses import accuracy, cross_entropy
+from fairwind.engine.simulation import Simulation
+from zoo import ZOO, Specimen
+
+NAMES = ("fedavg", "adafedadam", "fednova")
+REFUSED = {"batch-norm": "use nn.GroupNorm", "batch-norm-without-statistics": "use nn.GroupNorm"}
+
+
+def simulation(specimen: Specimen, engine: str) -> Simulation:
+    clients = specimen.clients()
+    federation = Federation.from_clients(clients, train=0.7)
+    runs = [Run(name, algorithms.build(name), 0) for name in NAMES]
+    settings = Settings(
+        rounds=2, solver=Solver(lr=0.05, batch_size=3), engine=engine, compile="off", device=DEVICE
+    )
+    given = {"loss": specimen.loss or cross_entropy, "score": specimen.score or accuracy}
+    return Simulation(specimen.model, federation, runs, settings, **given)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("name", ZOO)
+def test_a_users_module_trains(name: str) -> None:
+    specimen = ZOO[name]
+    for package in specimen.needs:
+        if find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    if name in REFUSED:
+        with pytest.raises(InputError, match=REFUSED[name]):
+            simulation(specimen, "auto")
+        return
+    torch.manual_seed(0)
+    model = specimen.model()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    loop = simulation(specimen, "loop")
+    loop.run()
+    assert torch.isfinite(loop.x).all()
+    assert loop.left_out.tolist() == [0, 0, 0]
+    assert loop.stalled.tolist() == [0, 0, 0]
+    trained = loop.state_dict(0)
+    assert trained.keys() == before.keys()
+    assert any(not torch.equal(trained[key].cpu(), before[key]) for key in before)
+    model.load_state_dict(trained)
+    if specimen.executor == "loop":
+        with pytest.raises(InputError, match=r"cannot be stacked.*engine=loop trains it"):
+            simulation(specimen, "stacked")
+        chosen = simulation(specimen, "auto")
+        assert chosen.choice.stacked is None
+        return
+    stacked = simulation(specimen, "stacked")
+    stacked.run()
+    tolerance = 1e-9 if stacked.x.dtype == torch.float64 else 2e-4
+    apart = (stacked.x - loop.x).norm(dim=1)
+    assert (apart <= tolerance * loop.x.norm(dim=1)).all(), apart
+    assert stacked.state_dict(0).keys() == before.keys()
+
+
+def test_a_users_module_is_never_changed() -> None:
+    for name in ("counting-buffer", "running-mean", "dropout", "lstm", "weight-norm"):
+        torch.manual_seed(0)
+        specimen = ZOO[name]
+        model = specimen.model()
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        kinds = [type(module) for module in model.modules()]
+        found = []
+        for _ in range(2):
+            again = simulation(specimen._replace(model=lambda model=model: model), "auto")
+            again.run()
+            found.append(again.x.clone())
+        assert torch.equal(*found), name
+        assert [type(module) for module in model.modules()] == kinds
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, before[key]), (name, key)
