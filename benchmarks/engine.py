@@ -58,7 +58,12 @@ def taken(work: Callable[[], object]) -> float:
 def cost(simulation: Simulation, rounds: int) -> float:
     """Seconds of a client's local step, all of a round counted."""
     before = simulation.client_steps
-    seconds = taken(lambda: [simulation.step() for _ in range(rounds)])
+
+    def work() -> None:
+        for _ in range(rounds):
+            simulation.step()
+
+    seconds = taken(work)
     return seconds / (simulation.client_steps - before)
 
 
@@ -80,7 +85,8 @@ class Loop:
         return min(self.cost(["none"]) for _ in range(3))
 
     def losses(self, samples: Tensor) -> Tensor:
-        return cross_entropy(self.model(self.data.inputs[samples]), self.data.targets[samples])
+        inputs, targets = take(self.data.inputs, samples), take(self.data.targets, samples)
+        return cross_entropy(self.model(inputs), targets)
 
     def round(self, probe: Probe) -> int:
         """One epoch of every client, after what an algorithm wants to know; how many steps that took."""
@@ -102,7 +108,7 @@ class Loop:
                     torch.autograd.grad(loss, trainable)
             for batch in torch.split(order, self.solver.batch_size):
                 optimizer.zero_grad()
-                self.losses(batch).backward()
+                torch.autograd.backward(self.losses(batch))
                 optimizer.step()
                 steps += 1
         return steps
@@ -262,7 +268,7 @@ def main() -> None:
             solver=task.solver,
             device=o.device,
             compile=o.compile,
-            precision=precision,
+            precision=precision,  # type: ignore[arg-type]
             engine=o.engine,
         )
         if o.profile:

@@ -54,7 +54,8 @@ class Lora(nn.Module):
         self.b = nn.Parameter(torch.zeros(outputs, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + F.linear(F.linear(x, self.a), self.b)
+        frozen: Tensor = self.base(x)
+        return frozen + F.linear(F.linear(x, self.a), self.b)
 
 
 class Block(nn.Module):
@@ -66,7 +67,8 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self._qkv(x))
+        heads = (self.heads, -1)
+        q, k, v = (torch.unflatten(t, -1, heads).transpose(1, 2) for t in self._qkv(x))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.projection(attended.transpose(1, 2).flatten(2))
         out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))

@@ -29,6 +29,7 @@ from torch import nn
 
 from fairwind import Federation, Settings, algorithms
 from fairwind.comparison import environment
+from fairwind.data.samples import take
 from fairwind.data.synthetic import synthetic
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
@@ -92,8 +93,14 @@ class PeerError(Exception):
 def call(*command: str | Path, **variables: str) -> str:
     """What a command prints; where it fails, an error with its first line that says ERROR, else its last."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, env=inherited | variables, start_new_session=True, **pipes)
+    process = subprocess.Popen(
+        command,
+        env=inherited | variables,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         printed, errors = process.communicate(timeout=LIMIT)
     except BaseException as error:
@@ -138,8 +145,8 @@ def export(federation: Federation, path: Path) -> None:
     kept = torch.cat([torch.arange(start, start + size) for start, size in ranges])
     np.savez(
         path,
-        inputs=federation.inputs[kept].numpy(),
-        targets=federation.targets[kept].numpy(),
+        inputs=take(federation.inputs, kept).numpy(),
+        targets=take(federation.targets, kept).numpy(),
         sizes=federation.train.numpy(),
     )
 

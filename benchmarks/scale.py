@@ -21,6 +21,7 @@ from torch import nn
 
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.comparison import environment
+from fairwind.data.samples import tensors
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.models import linear, mlp
@@ -77,7 +78,7 @@ def point(sweep: str, size: int, device: str) -> dict[str, Any]:
         simulation.step()
         _wait()
     seconds = time.perf_counter() - began
-    held = federation.inputs.nbytes + federation.targets.nbytes
+    held = sum(t.nbytes for t in (*tensors(federation.inputs), *tensors(federation.targets)))
     # On a GPU the data is copied there; on a CPU it is used where it lies.
     beyond = _memory(device, peak=True) - before - (held if device.startswith("cuda") else 0)
     return {
@@ -116,7 +117,7 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
 
     rows = []
     for sweep, title in TITLES.items():
-        values = alt.Data(values=[p for p in points if p["sweep"] == sweep])
+        values = alt.Data(values=[p for p in points if p["sweep"] == sweep])  # type: ignore[no-untyped-call]
         axis = alt.Axis(tickCount=4, labelOverlap=True)
         x = alt.X("size:Q", scale=alt.Scale(type="log"), title=title, axis=axis)
         titles = {"us": "µs a client-step", "beyond_mib": "peak beyond the data (MiB)"}

@@ -65,6 +65,7 @@ def _family(
     in_range(0, math.inf, lr=lr)
     in_range(0, 1, beta1=beta1)
     positive(eps=eps)
+    in_range(0, 1e15, eps=eps)  # whose square a float32 can hold
 
     def init(x: Tensor) -> Moments:
         one = torch.ones((), dtype=torch.float64, device=x.device)

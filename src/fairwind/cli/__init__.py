@@ -16,8 +16,9 @@ from fairwind.cli.catalogue import Data, List
 from fairwind.cli.compare import Compare, Report, Resume
 from fairwind.cli.study import Paper, Sweep
 from fairwind.cli.terminal import err, out
+from fairwind.engine.graphs import out_of_memory
 from fairwind.engine.ranks import find
-from fairwind.errors import InputError, unknown
+from fairwind.errors import InputError, first_line, unknown
 
 PATIENCE = 10  # seconds
 
@@ -99,6 +100,12 @@ def main() -> NoReturn:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.strerror}: {error.filename}")
+    except MemoryError as error:
+        _fail(f"not enough memory: {first_line(error)}; take fewer clients, or a smaller model")
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        _fail(f"not enough memory: {first_line(error)}; take fewer clients, or a smaller model")
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)

@@ -14,6 +14,8 @@ Draws = np.random.RandomState | np.random.Generator
 Sizes = Literal["leaf", "li"]
 Labels = Literal["described", "script"]
 
+MOST = 10_000_000  # clients, features or classes that are generated
+
 SIZES: dict[str, Callable[[Draws, int], NDArray[np.int64]]] = {
     "leaf": lambda draw, k: np.minimum(draw.lognormal(3, 2, k).astype(np.int64) + 5, 1000),
     "li": lambda draw, k: draw.lognormal(4, 2, k).astype(np.int64) + 50,
@@ -85,8 +87,8 @@ def synthetic_li(
 
 
 def _check(clients: int, classes: int, features: int, seed: int) -> None:
-    in_range(1, np.inf, clients=clients, features=features)
-    in_range(2, np.inf, classes=classes)
+    in_range(1, MOST + 1, clients=clients, features=features)
+    in_range(2, MOST + 1, classes=classes)
     in_range(0, 2**32, seed=seed)
 
 

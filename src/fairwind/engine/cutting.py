@@ -13,6 +13,7 @@ from fairwind.engine.ranks import Ranks
 
 Kind = Literal["training", "gradient", "loss"]  # what rows are at work for
 PROBES: tuple[Kind, ...] = ("gradient", "loss")
+WORTH = 1 << 24  # numbers that pass through steps, from which on several workers are faster than one
 
 
 class Cutter:
@@ -30,10 +31,15 @@ class Cutter:
         probed = min(256 if self.on_gpu else 64, max(32, 1 << typical.bit_length() - 1))
         self.batch_sizes: dict[Kind, int] = dict.fromkeys(PROBES, probed)
         self.batch_sizes["training"] = planner.solver.batch_size
+        self.plan: Plan | None = None
+        self.steps = 0  # of a round, in all
 
     def begin(self, round: int, ranks: Ranks) -> int:
         """Draws up a round, of which this rank has some rows; returns the local steps of all."""
-        self.plan: Plan = self.planner.plan(self.seeds, round)
+        if self.planner.repeats and self.plan is not None:  # all but the keys is as it was
+            self.plan = self.planner.with_keys(self.plan, self.seeds, round)
+            return self.steps
+        self.plan = self.planner.plan(self.seeds, round)
         # Every run has a row for each client its seed chose.
         per_seed = self.planner.participants
         row_run = torch.arange(len(self.runs)).repeat_interleave(per_seed)
@@ -43,7 +49,8 @@ class Cutter:
         passes = torch.tensor([1 + (r.algorithm.probe == "gradient") for r in self.runs])
         mine = ranks.deal(steps * passes[row_run])
         self.row_run, self.row_entry = row_run[mine], row_entry[mine]
-        return int(steps.sum())
+        self.steps = int(steps.sum())
+        return self.steps
 
     def rows(self, kind: Kind) -> Tensor:
         """The rows that are at work for something, those that should be in a chunk together side by side."""
@@ -65,7 +72,9 @@ class Cutter:
             parts = evenly(costs, self.budget)
         else:
             parts = list(chunks(costs, self.budget))
-            if len(parts) < 2 * self.workers:  # few: each worker gets as many, of all lengths
+            # Few: each worker gets as many, of all lengths; but waking it must be worth it.
+            work = int(self._steps(kind, rows).sum()) * self.fixed(kind)
+            if len(parts) < 2 * self.workers and (len(parts) > 1 or work >= WORTH):
                 parts = dealt(len(rows), -(-len(parts) // self.workers) * self.workers)
         if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # compiled code treats one row apart
             parts[-2:] = [torch.cat(parts[-2:])]
@@ -79,6 +88,7 @@ class Cutter:
 
     def chunk(self, kind: Kind, rows: Tensor, most_counts: int | None) -> Chunk:
         """The rows as a chunk, whose numbers of active rows are rounded to at most so many, if given."""
+        assert self.plan is not None
         entries, row_entry = torch.unique(self.row_entry[rows], return_inverse=True)
         if kind == "training":
             selection = self.planner.training(self.plan, entries)
@@ -97,6 +107,7 @@ class Cutter:
         return (4 + kept) * model.layout.parameters + model.per_row + activations
 
     def _steps(self, kind: Kind, rows: Tensor) -> Tensor:
+        assert self.plan is not None
         entry = self.row_entry[rows]
         if kind == "training":
             return self.plan.steps[entry]

@@ -98,13 +98,15 @@ class Planner:
         client = torch.cat(chosen)
         seed = torch.repeat_interleave(torch.tensor([len(c) for c in chosen]))
         size = self.federation.train[client]
-        drawn, order, dropout = (
-            mix(torch.tensor([fold(use, s, round) for s in seeds])[seed], client)
-            for use in (EPOCHS, ORDER, DROPOUT)
-        )
+        drawn, order, dropout = _hashes((EPOCHS, ORDER, DROPOUT), seeds, round, seed, client)
         epochs = self.solver.fewest + drawn % (self.solver.most - self.solver.fewest + 1)
         per_epoch = (size + self.solver.batch_size - 1) // self.solver.batch_size
         return Plan(seed, client, size, epochs, per_epoch * epochs, order, dropout)
+
+    def with_keys(self, plan: Plan, seeds: list[int], round: int) -> Plan:
+        """The plan of another round in which the same clients take the same steps."""
+        order, dropout = _hashes((ORDER, DROPOUT), seeds, round, plan.seed, plan.client)
+        return plan._replace(order_key=order, dropout_key=dropout)
 
     def training(self, plan: Plan, entries: Tensor) -> Selection:
         """What the given entries of a plan train on."""
@@ -158,6 +160,14 @@ class Planner:
             return clients
         drawn = torch.argsort(mix(fold(PARTICIPATE, seed, round), clients), stable=True)
         return drawn[: self.participants].sort().values
+
+
+def _hashes(
+    uses: tuple[int, ...], seeds: list[int], round: int, seed: Tensor, client: Tensor
+) -> tuple[Tensor, ...]:
+    """For each use, a hash of (use, seed, round, client) of every entry."""
+    keys = torch.tensor([[fold(use, s, round) for s in seeds] for use in uses])
+    return tuple(mix(keys[:, seed], client).unbind())
 
 
 def batches(order: Order, entry: Tensor, step: Tensor, batch_size: int) -> Tensor:

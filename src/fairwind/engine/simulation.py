@@ -197,8 +197,8 @@ class Simulation:
                 k = int(lowest.nan_to_num(torch.inf).argmin())
                 who = f"client {self.federation.names[k]!r}" if len(lowest) > 1 else "a client"
                 raise InputError(
-                    f"{run.label}: the loss of {who} is {float(lowest[k]):.3g}, and the algorithm needs losses that "
-                    "are not negative; add a constant to the loss, which changes no gradient"
+                    f"{run.label}: the loss of {who} is {float(lowest[k]):.3g}, and the algorithm needs "
+                    "losses that are not negative; add a constant to the loss, which changes no gradient"
                 )
 
     def state_dict(self, r: int) -> dict[str, Tensor]:

@@ -114,6 +114,7 @@ class Stacked:
         if self.whole_rounds and (steps_kept > LONG or not self.round_graphs.on):
             self.whole_rounds, self.step_graphs.on = False, self.records
             self.kept.clear()
+        assert self.cutter.plan is not None
         drawn = self.cutter.plan.order_key, self.cutter.plan.dropout_key
         if self.whole_rounds and self.keys is not None:
             for place, key in zip(self.keys, drawn, strict=True):

@@ -7,7 +7,7 @@ of microseconds gain little on an idle machine, and lose most of their time on a
 import ctypes
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
@@ -66,9 +66,9 @@ class Workers(Generic[State]):
             else None
         )
 
-    def map(self, work: Callable[[Item, State], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(self, work: Callable[[Item, State], Result], items: Sequence[Item]) -> Iterator[Result]:
         """What becomes of the items, in their order; few are begun before it is their turn."""
-        if self._pool is None:
+        if self._pool is None or len(items) == 1:
             for item in items:
                 yield work(item, self.states[0])
             return
