@@ -239,7 +239,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["compare", "--setup", "synthetic"], ["unknown option '--setup'"]),
         (["compare", "synthetic", "extra"], ["unexpected argument 'extra'"]),
         (["compare", "--rounds", "ten"], ["Error parsing --rounds", "'ten'", "fairwind compare --help"]),
-        (["compare", "--solver", "adam"], ["'adam'", "--solver", "nesterov"]),
+        (["compare", "--solver", "adagrad"], ["'adagrad'", "--solver", "nesterov"]),
         (["compare", "--rounds"], ["Missing value", "--rounds"]),
         (["resume"], ["PATH", "fairwind resume --help"]),
         (["compar"], ["unknown command 'compar'", "did you mean 'compare'"]),

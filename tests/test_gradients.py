@@ -18,9 +18,9 @@ def _small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairwind.engine.model.LARGE", 1)
 
 
-def on_cpu(federation: Federation, **options: object):
+def on_cpu(federation: Federation, names: tuple[str, ...] = algorithms.PAPER, **options: object):
     """A simulation of all algorithms of the paper, and the same as a loop."""
-    names = list(algorithms.PAPER)
+    names = list(names)
     stacked = simulation(federation, names, [0, 1], device="cpu", **options)
     options["compile"] = "off"
     return stacked, simulation(federation, names, [0, 1], device="cpu", engine="loop", **options)
@@ -188,7 +188,7 @@ def test_frozen_layers_dropout_and_no_bias(ragged: Federation) -> None:
 
 @pytest.mark.skipif(not compiler_found(torch.device("cpu")), reason="needs a compiler")
 def test_compiled(ragged: Federation) -> None:
-    stacked, loop = on_cpu(ragged, compile="on")
+    stacked, loop = on_cpu(ragged, ("fedavg", "adafedadam"), compile="on")
     assert stacked.choice.stacked.factored
     assert_together(stacked, loop, rounds=3)
 

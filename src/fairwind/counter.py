@@ -6,6 +6,7 @@ the chunking, not on having been resumed. Works alike on Python integers and int
 
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,4 +52,11 @@ def segments(size: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
 
 def shuffle(segment: Tensor, place: Tensor, keys: Tensor) -> Tensor:
     """Indices that shuffle every segment within itself, by the hash of its key and the place: one sort."""
-    return torch.argsort(segment << 32 | mix(keys[segment], place), stable=True)
+    drawn = segment << 32 | mix(keys[segment], place)
+    if not drawn.is_cuda:  # NumPy's sort takes a third of the time, if in any order where two are equal
+        values = drawn.numpy()
+        order = np.argsort(values)
+        ranked = values[order]
+        if not (ranked[1:] == ranked[:-1]).any():
+            return torch.from_numpy(order)
+    return torch.argsort(drawn, stable=True)

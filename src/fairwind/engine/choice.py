@@ -12,13 +12,6 @@ from fairwind.engine.ranks import Ranks
 from fairwind.engine.settings import Engine, Settings
 from fairwind.errors import InputError
 
-# Layers of which a CPU's own kernels for one model are faster than ours for many.
-SLOW_STACKED = (
-    nn.modules.conv._ConvNd,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-)
-
 
 class Choice(NamedTuple):
     """The model that an executor trains: a stacked one, or none for the loop; and why."""
@@ -61,9 +54,10 @@ def choose(
         return Choice(None, reason)
     if settings.engine == "stacked":
         return Choice(stacked, "engine=stacked")
-    slow = next((m for m in plain.module.modules() if isinstance(m, SLOW_STACKED)), None)
-    if on_cpu and slow is not None and not _needs_stacked(settings, ranks):
-        return Choice(None, f"on a CPU {type(slow).__name__} is faster so")
+    if on_cpu and plain.fills_a_core(solver.batch_size) and not _needs_stacked(settings, ranks):
+        return Choice(
+            None, "on a CPU a local step of this model keeps a core busy, and stacking gains nothing"
+        )
     return Choice(stacked, "the model can be stacked")
 
 

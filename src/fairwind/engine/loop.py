@@ -67,12 +67,13 @@ class Loop:
         workers: int = 1,
     ):
         self.federation, self.planner, self.runs = federation, planner, runs
-        # Kernels of a large model fill all cores, and several large models do not fit into the cache. And
-        # PyTorch's generator belongs to all threads.
-        if model.layout.parameters >= LARGE or model.randomness == "generator":
+        # Kernels of a large model fill all cores, and several large models do not fit into the cache; small
+        # steps would wait for Python's lock. And PyTorch's generator belongs to all threads.
+        self.threads = 1
+        if model.layout.parameters >= LARGE:
             workers, self.threads = 1, workers
-        else:
-            self.threads = 1
+        elif model.randomness == "generator" or not model.fills_a_core(planner.solver.batch_size):
+            workers = 1
         on_cpu = federation.device.type == "cpu"
         self.workers = Workers(
             [Learner(model.another(), factors=on_cpu and planner.solver.plain) for _ in range(workers)]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, kind, mapped, take, tensors
@@ -16,6 +17,7 @@ from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, counted, key_names
 
 Randomness = Literal["none", "functional", "generator"]
+HEAVY = 5e7  # floating-point operations: a millisecond or two of a core
 
 
 class PlainModel:
@@ -45,10 +47,15 @@ class PlainModel:
             self.changed_buffer = changes_buffers(self.module, sample[0])
             self._check(federation, *sample)
             self.per_sample = activations(self.module, sample[0], self.dtype, self.dtype)
+            self.flops = operations(self.module, sample[0])  # of a sample's forward pass
 
     @property
     def dtype(self) -> torch.dtype:
         return self.layout.dtype
+
+    def fills_a_core(self, batch_size: int) -> bool:
+        """Whether a local step on a CPU is mostly arithmetic, not the overhead of small kernels."""
+        return 3 * self.flops * batch_size >= HEAVY  # forward, and twice as much backward
 
     def another(self) -> "PlainModel":
         """A second one that can train beside this one."""
@@ -233,6 +240,17 @@ def check_labels(federation: Federation, logits: Any) -> None:
             f"client {client!r} has label {int(labels[at])}, but the model has {classes} outputs: "
             f"labels must be 0 to {classes - 1}"
         )
+
+
+def operations(module: nn.Module, inputs: Any) -> int:
+    """Floating-point operations of a forward pass, in products and convolutions."""
+    counter, devices = FlopCounterMode(display=False), range(torch.cuda.device_count())
+    frozen = copy.deepcopy(module).requires_grad_(
+        False
+    )  # else it looks for gradients that a module may not have
+    with torch.random.fork_rng(devices), torch.no_grad(), counter:
+        call(frozen, inputs)
+    return int(counter.get_total_flops())
 
 
 def activations(module: nn.Module, inputs: Any, dtype: torch.dtype, compute: torch.dtype) -> int:

@@ -63,6 +63,7 @@ class Stacked:
         self.keys: tuple[Tensor, Tensor] | None = None
         self.lr = torch.zeros((), dtype=torch.float64, device=self.device)
         self.ran_short = False  # of memory, in this round
+        self.uncompiled = False  # and is to be compiled
         # A round that repeats is recorded as a whole: then its chunks are kept, and its steps not recorded.
         self.records = self.round_graphs.on
         self.whole_rounds = self.records and planner.repeats and ranks.world == 1
@@ -79,7 +80,12 @@ class Stacked:
         }
 
     def compile(self) -> None:
+        """Compiles the steps before the first round."""
+        self.uncompiled = True
+
+    def _compile(self) -> None:
         """Compiles the steps that will be taken; one that cannot be runs as it is, with a warning."""
+        self.uncompiled = False
         needed = {"training", *(run.algorithm.probe for run in self.runs)}
         for kind, first in self.workers.states[0].items():
             if kind not in needed:
@@ -92,7 +98,7 @@ class Stacked:
                 for workspaces in self.workers.states:
                     workspaces[kind].compiled = Driver(library)
             except Exception as error:  # whatever the compiler makes of a user's module
-                warnings.warn(f"{kind} steps run uncompiled, and slower: {first_line(error)}", stacklevel=2)
+                warnings.warn(f"{kind} steps run uncompiled, and slower: {first_line(error)}", stacklevel=3)
 
     def saves(self) -> float:
         """Seconds that a compiled step saves in a round, about."""
@@ -106,6 +112,8 @@ class Stacked:
         return 1e-3 * calls
 
     def prepare(self, round: int) -> int:
+        if self.uncompiled:
+            self._compile()
         steps = self.cutter.begin(round, self.ranks)
         if self.ran_short:
             self.kept.clear()
