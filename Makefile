@@ -39,7 +39,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup  ## the engine beside a bare loop; benchmarks/ has more: peers, scale, precision, convolution
+bench: setup  ## the engine beside a bare loop; benchmarks/ has more: busy, peers, scale, precision
 	$(BIN)/python benchmarks/engine.py
 
 clean:
