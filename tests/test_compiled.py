@@ -52,7 +52,7 @@ def test_a_step_that_cannot_be_compiled_for_all_row_counts_runs_uncompiled(ragge
     torch.testing.assert_close(compiled.x, eager.x)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_bf16_trains_as_float32_but_for_its_rounding(compiled: bool) -> None:
     """Weights, sums and norms stay float32: steps too small for bf16 are not lost."""
     if compiled and not compiler_found(torch.device(DEVICE)):

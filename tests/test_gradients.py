@@ -188,7 +188,7 @@ def test_frozen_layers_dropout_and_no_bias(ragged: Federation) -> None:
 
 @pytest.mark.skipif(not compiler_found(torch.device("cpu")), reason="needs a compiler")
 def test_compiled(ragged: Federation) -> None:
-    stacked, loop = on_cpu(ragged, ("fedavg", "adafedadam"), compile="on")
+    stacked, loop = on_cpu(ragged, ("fedavg", "fednova"), compile="on")
     assert stacked.choice.stacked.factored
     assert_together(stacked, loop, rounds=3)
 

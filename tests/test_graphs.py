@@ -10,6 +10,11 @@ from replay import Replayer
 from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation
 
 
+@pytest.fixture(autouse=True)
+def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairwind.counter.SORTED_BY_NUMPY", ())
+
+
 @pytest.mark.parametrize("solver", ["sgd", "momentum", "nesterov", "decay"])
 def test_a_recorded_round_is_the_round(ragged: Federation, solver: str) -> None:
     """What a GPU replays: a round whose order of samples, models and states are new, on the same memory."""

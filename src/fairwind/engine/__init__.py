@@ -1,1 +1,1 @@
-"""The simulator: cohorts of clients and runs, stacked."""
+"""The simulator: clients and runs, stacked or one after another."""
