@@ -19,7 +19,8 @@ from fairwind.errors import first_line
 from fairwind.layers import CountedRandomness, key_names, stackable
 
 LARGE = 1 << 14  # numbers of a weight from which on it is worth to leave its gradient as factors
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}  # of gradients, relative to their norm
+# Of gradients, relative to their norm; in float32 cuDNN may round factors to TF32.
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
 
 Seen = dict[int, Tensor]  # by the numbers of parts
 
