@@ -143,15 +143,7 @@ next_word_loss, next_word_accuracy = shifted(token_cross_entropy), shifted(token
 
 
 def classifier(name: str, model: Callable[[], nn.Module], *needs: str) -> Specimen:
-    """With padded texts. Transformers' `masking_utils` tests whether a mask is true everywhere."""
-    return Specimen(
-        name,
-        model,
-        clients(masked),
-        executor="loop",
-        note="control flow on the attention mask",
-        needs=("transformers", *needs),
-    )
+    return Specimen(name, model, clients(masked), needs=("transformers", *needs))
 
 
 def language_model(name: str, model: Callable[[], nn.Module], *needs: str) -> Specimen:

@@ -9,6 +9,7 @@ from fairwind.layers import (
     dropout,
     embedding,
     linear,
+    masks,
     normalization,
     pooling,
     recurrent,
@@ -33,6 +34,7 @@ def stackable(module: nn.Module) -> nn.Module:
     Only a layer's class changes, so parameters, their names and ties, and hooks stay as they are. Subclasses
     of PyTorch's layers are left alone, as their forward pass may be the user's.
     """
+    masks.leave_masks_unread()
     for number, (_, layer) in enumerate(list(module.named_modules(remove_duplicate=False))):
         ours = STACKABLE.get(type(layer))
         if ours is not None:
