@@ -156,9 +156,8 @@ def simulation(federation: Federation, runs: int) -> Simulation:
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     settings = Settings(rounds=10**9, eval_every=10**9, device="cpu", compile="on")
-    return Simulation(
-        model, federation, [Run("fedavg", algorithms.fedavg(), s) for s in range(runs)], settings
-    )
+    fedavg = algorithms.fedavg()
+    return Simulation(model, federation, [Run("fedavg", fedavg, s) for s in range(runs)], settings)
 
 
 def loss(ours: Simulation, data: Path) -> float:

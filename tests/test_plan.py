@@ -6,7 +6,7 @@ import torch
 from conftest import make_federation
 from fairwind import InputError, Solver
 from fairwind.counter import fold, mix, scramble
-from fairwind.engine.plan import Planner, batches
+from fairwind.engine.plan import Planner, places
 
 FEDERATION = make_federation([1, 2, 3, 17, 45, 8, 1, 26])
 
@@ -17,8 +17,10 @@ def client_batches(planner: Planner, seeds: list[int], round: int, i: int) -> li
     start = int(planner.federation.start[plan.client[i]])
     mine = range(start, start + int(plan.size[i]))
     steps = torch.arange(int(plan.steps[i]))
-    work = planner.training(plan, torch.tensor([i])).order(plan.order_key, plan.dropout_key)
-    padded = batches(work, torch.zeros_like(steps), steps, planner.solver.batch_size)
+    selection = planner.training(plan, torch.tensor([i]))
+    order = selection.order(plan.order_key, plan.dropout_key)
+    at, padding = places(selection, torch.zeros_like(steps), steps, planner.solver.batch_size)
+    padded = order.samples[at] ^ padding
     assert all(
         (s if s >= 0 else ~s) in mine for row in padded.tolist() for s in row
     )  # padding is its own too

@@ -51,13 +51,15 @@ def segments(size: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
     return segment, torch.arange(len(segment), device=size.device) - (size.cumsum(0) - size)[segment]
 
 
-def shuffle(segment: Tensor, place: Tensor, keys: Tensor) -> Tensor:
-    """Indices that shuffle every segment within itself, by the hash of its key and the place: one sort."""
-    drawn = segment << 32 | mix(keys[segment], place)
-    if drawn.device.type in SORTED_BY_NUMPY:  # in a third of the time, if in any order where two are equal
-        values = drawn.numpy()
-        order = np.argsort(values)
-        ranked = values[order]
-        if not (ranked[1:] == ranked[:-1]).any():
-            return torch.from_numpy(order)
-    return torch.argsort(drawn, stable=True)
+def shuffle(segment: Tensor, place: Tensor, keys: Tensor, longest: int) -> Tensor:
+    """Each segment's places, shuffled by the hash of its key and the place; none is longer than `longest`."""
+    drawn = segment << 32 | mix(keys.index_select(0, segment), place)
+    bits = longest.bit_length()
+    if 32 + len(keys).bit_length() + bits > 63:
+        return place[torch.argsort(drawn, stable=True)]
+    packed = drawn << bits | place  # one sort of plain numbers, without equal ones
+    if packed.device.type in SORTED_BY_NUMPY:  # much faster
+        ordered = torch.from_numpy(np.sort(packed.numpy()))
+    else:
+        ordered = torch.sort(packed).values
+    return ordered & (1 << bits) - 1

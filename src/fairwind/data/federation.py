@@ -104,14 +104,15 @@ class Federation:
             raise InputError(f"client {twice!r} is named twice; give every client a name of its own")
         size = torch.bincount(owner, minlength=len(names))
         keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
-        within = shuffle(*segments(size), keys)
+        segment, place = segments(size)
+        start = size.cumsum(0) - size
+        within = start[segment] + shuffle(segment, place, keys, len(owner))
         order = torch.argsort(owner, stable=True)[within].to(tensors(inputs)[0].device)
         kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
         labelled = isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point()
         if classes is None and labelled and len(targets):
             assert isinstance(targets, Tensor)
             classes = int(targets.max()) + 1
-        start = size.cumsum(0) - size
         parts = take(inputs, order), take(targets, order), start, kept, size - kept
         return cls(*parts, tuple(names), name, classes)
 

@@ -96,7 +96,7 @@ class Cutter:
             selection = self.planner.probing(self.plan, entries, self.batch_sizes[kind])
         multiple = 1 if most_counts is None else -(-len(rows) // most_counts)
         counts = active_rows(self._steps(kind, rows), multiple)
-        return chunk_of(rows, self.row_run[rows], row_entry, selection, counts)
+        return chunk_of(rows, self.row_run[rows], row_entry, selection, counts, self.batch_sizes[kind])
 
     def fixed(self, kind: Kind) -> int:
         """Numbers of a row, whatever its samples."""

@@ -75,6 +75,11 @@ class StackedModel:
                 hint = f" (in {str(self.compute)[6:]}; precision=float32 avoids that)"
             raise CannotStackError(f"{type(error).__name__}: {first_line(error)}{hint}") from error
 
+    @property
+    def random(self) -> bool:
+        """Whether training steps look at their keys."""
+        return bool(self.keys) or self.replaces
+
     def another(self) -> "StackedModel":
         """A second one that can work beside this one."""
         other = copy.copy(self)

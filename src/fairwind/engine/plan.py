@@ -42,20 +42,22 @@ class Selection(NamedTuple):
     size: Tensor  # (N,)
     steps: Tensor  # (N,)
     base: Tensor  # (N,)
-    samples: Tensor  # (Σ,) as they lie in the federation
+    first: Tensor  # (Σ,) for each sample of each epoch, where its client's samples begin
     epoch_entry: Tensor  # (S,) for each epoch of each entry, the entry,
     epoch: Tensor  # (S,) and the epoch
     segment: Tensor  # (Σ,) each sample's place among these epochs
     place: Tensor  # (Σ,) and its place in the epoch
+    longest: int  # samples of an epoch, at most
     shuffled: bool
     taken: Tensor | None  # which of the samples in their order are taken, if not all
 
     def order(self, order_key: Tensor, dropout_key: Tensor) -> Order:
         """Every epoch shuffled within itself: one sort for all."""
-        samples = self.samples
+        place = self.place
         if self.shuffled:
             keys = mix(order_key[self.epoch_entry], self.epoch)
-            samples = samples[shuffle(self.segment, self.place, keys)]
+            place = shuffle(self.segment, place, keys, self.longest)
+        samples = self.first + place
         if self.taken is not None:
             samples = samples[self.taken]
         return Order(self.size, self.steps, self.base, dropout_key[self.entry], samples)
@@ -145,11 +147,12 @@ class Planner:
             size=size.to(device),
             steps=steps.to(device),
             base=(length.cumsum(0) - length).to(device),
-            samples=start[segment] + place,
+            first=start[segment],
             epoch_entry=owner.to(device),
             epoch=epoch.to(device),
             segment=segment,
             place=place,
+            longest=int(whole.max()) if len(whole) else 0,
             shuffled=epochs is not None or taken is not None,
             taken=taken,
         )
@@ -170,17 +173,16 @@ def _hashes(
     return tuple(mix(keys[:, seed], client).unbind())
 
 
-def batches(order: Order, entry: Tensor, step: Tensor, batch_size: int) -> Tensor:
-    """The samples (N, B) of N batches, each of one of the order's entries at one of its steps.
+def places(selection: Selection, entry: Tensor, step: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Which of the ordered samples are in each of N batches (N, B), of an entry at one of its steps; and padding.
 
-    Where a batch has no more samples, or the entry no more steps, its own first sample stands in,
-    bit-inverted and thus negative: another client's must not be touched, not even masked.
+    Where a batch has no more samples, or the entry no more steps, its own first sample stands in: another
+    client's must not be touched, not even masked. There padding is −1, elsewhere 0.
     """
-    size, base, steps = order.size[entry, None], order.base[entry, None], order.steps[entry, None]
-    step = step[:, None]
+    size, base = selection.size[entry, None], selection.base[entry, None]
+    steps, step = selection.steps[entry, None], step[:, None]
     per_epoch = (size + batch_size - 1) // batch_size
     epoch = step // per_epoch
     place = (step - epoch * per_epoch) * batch_size + torch.arange(batch_size, device=step.device)
     inside = (place < size) & (step < steps)
-    picked = order.samples[torch.where(inside, base + epoch * size + place, base)]
-    return torch.where(inside, picked, ~picked)
+    return torch.where(inside, base + epoch * size + place, base), inside.long() - 1

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.counter import segments
-from fairwind.engine.plan import Selection
+from fairwind.counter import mix, segments
+from fairwind.engine.plan import Order, Selection, places
 
 
 class Chunk(NamedTuple):
@@ -17,25 +17,45 @@ class Chunk(NamedTuple):
     row_entry: Tensor  # (n,) which of the selection's entries
     runs: list[int]  # the runs among the rows, here
     runs_there: Tensor  # and on the device
+    member: Tensor  # (runs, n) 1 where a row is the run's, else 0
     selection: Selection
     counts: list[int]  # how many rows take each step
     batch_step: Tensor  # (Σ counts,) each batch's step
-    batch_entry: Tensor  # (Σ counts,) and which of the selection's entries it belongs to
+    batch_entry: Tensor  # (Σ counts,) which of the selection's entries it belongs to
+    batch_places: Tensor  # (Σ counts, B) which of the ordered samples it takes
+    padding: Tensor  # (Σ counts, B) −1 where these stand in for none, else 0
 
-    @property
-    def row_client(self) -> Tensor:
-        """(n,) of the federation's clients."""
-        return self.selection.client[self.row_entry]
+    def samples(self, order: Order) -> Tensor:
+        """The batches' samples (Σ counts, B), with all bits inverted, and thus negative, where padded."""
+        return order.samples[self.batch_places] ^ self.padding
+
+    def dropout_keys(self, order: Order) -> Tensor:
+        """What decides the batches' dropout (Σ counts,)."""
+        return mix(order.dropout_key[self.batch_entry], self.batch_step)
 
 
-def chunk_of(rows: Tensor, row_run: Tensor, row_entry: Tensor, selection: Selection, counts: Tensor) -> Chunk:
+def chunk_of(
+    rows: Tensor, row_run: Tensor, row_entry: Tensor, selection: Selection, counts: Tensor, batch_size: int
+) -> Chunk:
     """A chunk of rows with their runs and entries, of whom the first so many take each step."""
     device = selection.entry.device
     runs = torch.unique(row_run)
     row_entry, active = row_entry.to(device), counts.tolist()
     batch_step, batch_row = segments(counts.to(device), sum(active))
-    there = rows.to(device), row_run.to(device), row_entry
-    return Chunk(*there, runs.tolist(), runs.to(device), selection, active, batch_step, row_entry[batch_row])
+    batch_entry = row_entry[batch_row]
+    return Chunk(
+        rows.to(device),
+        row_run.to(device),
+        row_entry,
+        runs.tolist(),
+        runs.to(device),
+        (runs[:, None] == row_run).double().to(device),
+        selection,
+        active,
+        batch_step,
+        batch_entry,
+        *places(selection, batch_entry, batch_step, batch_size),
+    )
 
 
 def active_rows(steps: Tensor, multiple: int = 1) -> Tensor:

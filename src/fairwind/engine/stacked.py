@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from fairwind.contract import Report
-from fairwind.counter import mix
 from fairwind.data.federation import Federation
 from fairwind.engine.compiling import Driver, Library, compiled_for_gpu
 from fairwind.engine.cutting import PROBES, Cutter, Kind
 from fairwind.engine.executor import Outcome, Run, over_ranks
 from fairwind.engine.graphs import Graphs, out_of_memory, recording
 from fairwind.engine.model import StackedModel
-from fairwind.engine.plan import Planner, batches
+from fairwind.engine.plan import Planner
 from fairwind.engine.ragged import Chunk
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.steps import Rows, gradient_step, loss_step, train_step
@@ -224,9 +223,8 @@ class Stacked:
         assert self.keys is not None
         order = chunk.selection.order(*self.keys)
         rows = workspace.load(models, chunk.row_run)
-        samples = batches(order, chunk.batch_entry, chunk.batch_step, workspace.batch_size)
-        keys = mix(order.dropout_key[chunk.batch_entry], chunk.batch_step)
-        workspace.work(chunk.counts, samples, keys, self.lr)
+        keys = chunk.dropout_keys(order) if self.model.random else None
+        workspace.work(chunk.counts, chunk.samples(order), keys, self.lr)
         return rows
 
     def _probe(
@@ -244,7 +242,7 @@ class Stacked:
         size = selection.size[chunk.row_entry].double()
         steps = self.planner.solver.accumulated(selection.steps[chunk.row_entry].double())
         unknown = torch.full_like(size, torch.nan)
-        first = loss0[chunk.row_run, chunk.row_client]
+        first = loss0[chunk.row_run, selection.client[chunk.row_entry]]
         return Report(size, steps, self.lr.expand_as(size), unknown, unknown, first, unknown)
 
 

@@ -34,9 +34,7 @@ def contributions(
     algorithms: list[tuple[AnyAlgorithm, list[int]]], chunk: Chunk, report: Report, delta: list[Tensor]
 ) -> Partial:
     """The rows' contributions, summed run by run; `delta` are their updates as the layout's matrices."""
-    member = (chunk.runs_there[:, None] == chunk.row_run).double()  # (runs, rows)
-    coef = torch.zeros_like(report.size)
-    usable = torch.zeros_like(report.size, dtype=torch.bool)
+    member, coef, usable = chunk.member, torch.zeros_like(report.size), torch.zeros_like(report.size).bool()
     sums: dict[int, Any] = {}
     for algorithm, all_mine in algorithms:
         mine = [r for r in all_mine if r in chunk.runs]
@@ -44,9 +42,12 @@ def contributions(
             continue
         # Asked of all rows: what an algorithm makes of another's rows is finite, and multiplied by 0.
         part, counts = contribute(algorithm, report)
-        members = torch.stack([member[chunk.runs.index(r)] for r in mine])
-        asked = members.sum(0) > 0
-        coef, usable = torch.where(asked, part.coef, coef), torch.where(asked, counts, usable)
+        if len(mine) == len(chunk.runs):
+            members, coef, usable = member, part.coef, counts
+        else:
+            members = torch.stack([member[chunk.runs.index(r)] for r in mine])
+            asked = members.sum(0) > 0
+            coef, usable = torch.where(asked, part.coef, coef), torch.where(asked, counts, usable)
         added = members @ torch.stack(part.sums, dim=1)
         sums |= {r: type(part.sums)(*new.unbind()) for r, new in zip(mine, added, strict=True)}
     weights = member * coef

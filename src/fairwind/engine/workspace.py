@@ -71,20 +71,21 @@ class Workspace:
             half.copy_(weight)
         return rows
 
-    def work(self, counts: list[int], samples: Tensor, keys: Tensor, lr: Tensor) -> None:
+    def work(self, counts: list[int], samples: Tensor, keys: Tensor | None, lr: Tensor) -> None:
         """Lets the loaded rows take steps, each by the first so many, on the next of (Σ counts, B) samples.
 
         Where a count was rounded up, the samples of a row that has finished are all padding.
         """
         assert self.rows is not None
-        if self.batches is None or len(self.batches.keys) < len(keys):
+        if self.batches is None or len(self.batches.samples) < len(samples):
             self.graphs.forget()
-            room = 1 << (len(keys) - 1).bit_length()  # more than needed, so as not to grow again and again
-            tables = samples.new_empty(room, self.batch_size), keys.new_empty(room)
-            step, rate = torch.zeros(2, dtype=self.model.dtype, device=keys.device)
-            self.batches = Batches(*tables, keys.new_zeros(()), step, rate)
-        self.batches.samples[: len(keys)] = samples
-        self.batches.keys[: len(keys)] = keys
+            room = 1 << (len(samples) - 1).bit_length()  # more than needed, so as not to grow again and again
+            tables = samples.new_empty(room, self.batch_size), samples.new_zeros(room)
+            step, rate = torch.zeros(2, dtype=self.model.dtype, device=samples.device)
+            self.batches = Batches(*tables, samples.new_zeros(()), step, rate)
+        self.batches.samples[: len(samples)] = samples
+        if keys is not None:
+            self.batches.keys[: len(keys)] = keys
         self.batches.lr.copy_(lr)
         for counter in (self.batches.at, self.batches.step):
             counter.zero_()
