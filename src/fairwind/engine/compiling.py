@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from fairwind.data import samples
 from fairwind.engine.gradients import Product
 from fairwind.engine.graphs import out_of_memory
 from fairwind.engine.steps import Batches, Rows, Step
@@ -92,7 +93,7 @@ class Driver:
 
     def __call__(self, rows: Rows, batches: Batches, inputs: Any, targets: Any, counts: list[int]) -> None:
         """Lets rows take steps, each by the first so many."""
-        tensors = [*tree_flatten((rows, batches, inputs, targets))[0], *self.shared]
+        tensors = [*rows.tensors(), *batches, *samples.tensors((inputs, targets)), *self.shared]
         described: list[int] = []
         for t, stride in zip(tensors, self.strides, strict=True):
             assert t.stride() == stride  # compiled code knows no other

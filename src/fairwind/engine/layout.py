@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +45,14 @@ class Layout:
     def names(self) -> tuple[str, ...]:
         return tuple(names[0] for names in self.all_names)
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         return [shape.numel() for shape in self.shapes]
+
+    @cached_property
+    def _orders(self) -> list[list[int]]:
+        """The dimensions (from 1) of each row's part, the one with the longest stride first."""
+        return [sorted(range(1, len(s) + 1), key=lambda d, s=s: -s[d - 1]) for s in self.strides]
 
     @property
     def parameters(self) -> int:
@@ -83,20 +89,16 @@ class Layout:
 
     def as_matrices(self, parts: Parts) -> list[Tensor]:
         """The parts of rows as matrices (rows, n), a row's numbers in the order of memory."""
-        orders = map(_longest_stride_first, self.strides)
-        return [p.permute(0, *order).reshape(len(p), -1) for p, order in zip(parts, orders, strict=True)]
+        return [
+            p.permute(0, *order).reshape(len(p), -1) for p, order in zip(parts, self._orders, strict=True)
+        ]
 
     def from_matrices(self, matrices: list[Tensor]) -> Tensor:
         """The flat vectors (rows, P) of such matrices."""
         flat = []
-        for matrix, shape, stride in zip(matrices, self.shapes, self.strides, strict=True):
-            order = _longest_stride_first(stride)
+        for matrix, shape, order in zip(matrices, self.shapes, self._orders, strict=True):
             part = matrix.view(len(matrix), *(shape[d - 1] for d in order))
             back = (order.index(d) + 1 for d in sorted(order))
             flat.append(part.permute(0, *back).reshape(len(matrix), -1))
         return torch.cat(flat, dim=1)
 
-
-def _longest_stride_first(stride: tuple[int, ...]) -> list[int]:
-    """The dimensions (from 1) of a row's part, the one with the longest stride first."""
-    return sorted(range(1, len(stride) + 1), key=lambda d: -stride[d - 1])

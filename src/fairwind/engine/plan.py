@@ -174,7 +174,7 @@ def _hashes(
 
 
 def places(selection: Selection, entry: Tensor, step: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Which of the ordered samples are in each of N batches (N, B), of an entry at one of its steps; and padding.
+    """Which of the ordered samples N batches (N, B) take, each of an entry at one of its steps; and padding.
 
     Where a batch has no more samples, or the entry no more steps, its own first sample stands in: another
     client's must not be touched, not even masked. There padding is −1, elsewhere 0.

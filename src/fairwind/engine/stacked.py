@@ -151,8 +151,9 @@ class Stacked:
 
         def train(chunk: Chunk, workspaces: Workspaces) -> Partial:
             delta = layout.as_matrices(self._work(chunk, workspaces["training"], models).weights)
+            alone = len(chunk.runs) == 1
             for trained, model in zip(delta, models, strict=True):
-                torch.sub(model[chunk.row_run], trained, out=trained)
+                torch.sub(model[chunk.runs[0]] if alone else model[chunk.row_run], trained, out=trained)
             report = self._report(chunk, loss0)
             report = report._replace(
                 update_norm=_norms(delta), loss=loss[chunk.rows], grad_norm=grad_norm[chunk.rows]
