@@ -101,4 +101,3 @@ class Layout:
             back = (order.index(d) + 1 for d in sorted(order))
             flat.append(part.permute(0, *back).reshape(len(matrix), -1))
         return torch.cat(flat, dim=1)
-
