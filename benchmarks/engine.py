@@ -272,7 +272,7 @@ def main() -> None:
             engine=o.engine,
         )
         if o.profile:
-            profile(task, settings, cohorts()["15 runs"])
+            profile(task, settings, cohorts()["1 run" if task.user else "15 runs"])
         else:
             results += measure(task, floor, settings, o.repeats)
     if o.json:

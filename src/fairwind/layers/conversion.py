@@ -52,5 +52,5 @@ def prepare_compiler() -> None:
     import torch._dynamo  # takes more than a second
 
     torch._dynamo.config.allow_rnn = True
-    for function in (recurrent.Recurrence, embedding.Lookup):
+    for function in (recurrent.Recurrence, embedding.Lookup, convolution.WindowProduct):
         torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]

@@ -1,13 +1,14 @@
 """Convolutions as matrix products.
 
 Under vmap, PyTorch turns convolutions with other weights in every row into one grouped convolution, which is
-slow; matrix products become one batched product. Inside, channels come last, so that the windows of a
-convolution are shifted views side by side.
+slow; matrix products become one batched product. Inside, channels come last, so that a window's places are
+side by side.
 """
 
 from collections.abc import Sequence
 from functools import reduce
 from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,12 +42,17 @@ class Product(nn.modules.conv._ConvNd):
         dims = len(self.kernel_size)
         if input.dim() not in (dims + 1, dims + 2):
             raise RuntimeError(f"expected {dims + 1}-D or {dims + 2}-D input, got {input.dim()}-D")
+        if input.shape[-1 - dims] != self.in_channels:
+            raise RuntimeError(f"expected {self.in_channels} channels, got {input.shape[-1 - dims]}")
         x = self._padded(input if input.dim() == dims + 2 else input.unsqueeze(0))
         x = torch.unflatten(x, -1, (self.groups, -1)).movedim(-2, 0)
         kernel = torch.unflatten(self.weight, 0, (self.groups, -1)).flatten(3)
         kernel = kernel.permute(0, 3, 2, 1)  # (groups, places, channels of a group, outputs of a group)
-        views = shifted(x, 2, self.kernel_size, self.stride, self.dilation)
-        y = _summed(views, kernel) if depthwise else _product(views, kernel)
+        if depthwise:
+            y = _summed(shifted(x, 2, self.kernel_size, self.stride, self.dilation), kernel)
+        else:
+            sizes = Sizes(self.kernel_size, self.stride, self.dilation)
+            y, _ = WindowProduct.apply(x, kernel, sizes)  # type: ignore[no-untyped-call]
         y = y.movedim(0, -2).flatten(-2)  # (B, ..., outputs)
         if self.bias is not None:
             y = y + self.bias
@@ -63,16 +69,94 @@ class Product(nn.modules.conv._ConvNd):
         return F.pad(x, (0, 0, *pads)) if any(pads) else x.contiguous()
 
 
-def _product(views: list[Tensor], kernel: Tensor) -> Tensor:
-    """One product for each group, (groups, B, ..., outputs of a group)."""
-    # Not `cat`, whose batching rule makes the compiler fix the number of rows.
-    windows = torch.stack(views, dim=-2) if len(views) > 1 else views[0].unsqueeze(-2)
-    columns = windows.flatten(-2).flatten(1, -2)  # (groups, B · ..., places · channels of a group)
-    kernel = kernel.flatten(1, 2)
-    short = -kernel.shape[1] % 8  # tensor cores want columns in eights
-    if short:
-        columns, kernel = F.pad(columns, (0, short)), F.pad(kernel, (0, 0, 0, short))
-    return (columns @ kernel).view(*windows.shape[:-2], -1)
+class Sizes(NamedTuple):
+    """Of a convolution, along each spatial dimension."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+
+class WindowProduct(torch.autograd.Function):
+    """The product of all windows of x with a kernel, with a backward pass of its own.
+
+    Autograd would add up the gradients of overlapping windows place by place. Here the gradient with respect
+    to x is a convolution, too: of the outputs' gradient, spread out by the stride, with the kernel reversed.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, kernel: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
+        """Of x (..., B, *spatial, channels) and kernel (..., places, channels, outputs): outputs, and columns."""
+        columns, shape = _columns(x, sizes)
+        return _outputs(columns, kernel, shape), columns
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, kernel, ctx.sizes = inputs
+        ctx.spatial = x.shape[-1 - len(ctx.sizes.kernel) : -1]
+        ctx.save_for_backward(kernel, output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        kernel, columns = ctx.saved_tensors
+        sizes, dims = ctx.sizes, len(ctx.sizes.kernel)
+        with torch.no_grad():  # there is no second derivative to prepare for
+            d_kernel = columns.mT @ d_y.flatten(-2 - dims, -2)
+            numbers = kernel.shape[-3] * kernel.shape[-2]
+            d_kernel = torch.unflatten(d_kernel[..., :numbers, :], -2, kernel.shape[-3:-1])
+            d_x = None
+            if ctx.needs_input_grad[0]:
+                spread = _spread(d_y, ctx.spatial, sizes)
+                columns, shape = _columns(spread, sizes._replace(stride=(1,) * dims))
+                d_x = _outputs(columns, kernel.flip(-3).mT, shape)
+        return d_x, d_kernel, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        """Stacked models are one more leading dimension."""
+        x, kernel = (
+            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip(inputs[:2], in_dims[:2], strict=True)
+        )
+        return WindowProduct.apply(x, kernel, inputs[2]), (0, 0)  # type: ignore[no-untyped-call]
+
+
+def _columns(x: Tensor, sizes: Sizes) -> tuple[Tensor, tuple[int, ...]]:
+    """Windows of x as matrices (..., B · windows, places · channels), and the shape (..., B, *windows)."""
+    dims = len(sizes.kernel)
+    first = x.dim() - 1 - dims
+    for d, (kernel, stride, dilation) in enumerate(zip(*sizes, strict=True)):
+        if kernel > 1 or stride > 1:
+            x = x.unfold(first + d, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+        else:
+            x = x.unsqueeze(-1)
+    windows = x.movedim(first + dims, -1)  # (..., B, *windows, *kernel, channels)
+    columns = windows.flatten(-1 - dims).flatten(first - 1, -2)
+    short = -columns.shape[-1] % 8  # tensor cores want columns in eights
+    return F.pad(columns, (0, short)) if short else columns, windows.shape[: first + dims]
+
+
+def _outputs(columns: Tensor, kernel: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The product of columns and a kernel (..., places, channels, outputs), in that shape."""
+    weights = kernel.flatten(-3, -2)
+    short = columns.shape[-1] - weights.shape[-2]
+    return (columns @ (F.pad(weights, (0, 0, 0, short)) if short else weights)).view(*shape, -1)
+
+
+def _spread(y: Tensor, spatial: tuple[int, ...], sizes: Sizes) -> Tensor:
+    """Outputs' gradients where their windows began, padded such that reversed windows begin at x's places."""
+    dims = len(spatial)
+    if any(stride > 1 for stride in sizes.stride):
+        ends = [(n - 1) * stride + 1 for n, stride in zip(y.shape[-1 - dims : -1], sizes.stride, strict=True)]
+        apart = y.new_zeros(*y.shape[: -1 - dims], *ends, y.shape[-1])
+        apart[(..., *(slice(None, None, stride) for stride in sizes.stride), slice(None))] = y
+        y = apart
+    pads = [0, 0]
+    for d in reversed(range(dims)):
+        reach = sizes.dilation[d] * (sizes.kernel[d] - 1)
+        pads += [reach, spatial[d] - y.shape[-1 - dims + d]]
+    return F.pad(y, pads) if any(pads) else y
 
 
 def _summed(views: list[Tensor], kernel: Tensor) -> Tensor:
