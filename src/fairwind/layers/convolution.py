@@ -86,7 +86,10 @@ class WindowProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, kernel: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
-        """Of x (..., B, *spatial, channels) and kernel (..., places, channels, outputs): outputs, and columns."""
+        """Outputs (..., B, *windows, outputs) of x (..., B, *spatial, channels), and the columns it became.
+
+        The kernel is (..., places, channels, outputs).
+        """
         columns, shape = _columns(x, sizes)
         return _outputs(columns, kernel, shape), columns
 
