@@ -85,7 +85,7 @@ def contribute(algorithm: Algorithm[Any, Sums], report: Report) -> tuple[Contrib
     part = algorithm.client(report)
     measured = {"none": (), "loss": (report.loss,), "gradient": report[4:]}[algorithm.probe]
     numbers = report.size, report.lr, report.update_norm, *measured, part.coef, *part.sums
-    finite = torch.isfinite(torch.stack(torch.broadcast_tensors(*numbers))).all(0)
+    finite = torch.isfinite(torch.stack([number.expand_as(report.size) for number in numbers])).all(0)
     usable = finite & (report.size > 0) & ~(report.steps <= 0)
     sums = type(part.sums)(*(torch.where(usable, s, 0) for s in part.sums))
     return Contribution(torch.where(usable, part.coef, 0), sums), usable

@@ -5,14 +5,13 @@ the chunking, not on having been resumed. Works alike on Python integers, int64 
 32-bit integers.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Number = TypeVar("Number", int, Tensor, NDArray[np.uint32])
+Number = TypeVar("Number", int, Tensor)
 
 MASK = 0xFFFFFFFF
 SORTED_BY_NUMPY = ("cpu",)  # types of devices
@@ -62,7 +61,8 @@ def shuffle(segment: Tensor, place: Tensor, keys: Tensor, longest: int) -> Tenso
     # One sort of plain numbers, of which no two are equal
     known = segment << 32 + bits | place
     if segment.device.type in SORTED_BY_NUMPY:  # many times as fast, and so are hashes of its 32-bit numbers
-        hashes = mix(keys.numpy().astype(np.uint32)[segment.numpy()], place.numpy().astype(np.uint32))
+        begun: Any = keys.numpy().astype(np.uint32)[segment.numpy()]
+        hashes: Any = mix(begun, place.numpy().astype(np.uint32))
         ordered = torch.from_numpy(np.sort(known.numpy() | hashes.astype(np.int64) << bits))
     else:
         ordered = torch.sort(known | mix(keys[segment], place) << bits).values

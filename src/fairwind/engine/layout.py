@@ -52,7 +52,8 @@ class Layout:
     @cached_property
     def _orders(self) -> list[list[int]]:
         """The dimensions (from 1) of each row's part, the one with the longest stride first."""
-        return [sorted(range(1, len(s) + 1), key=lambda d, s=s: -s[d - 1]) for s in self.strides]
+        longest_first = (sorted(enumerate(stride, 1), key=lambda pair: -pair[1]) for stride in self.strides)
+        return [[dim for dim, _ in order] for order in longest_first]
 
     @property
     def parameters(self) -> int:

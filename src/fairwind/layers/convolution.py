@@ -153,7 +153,8 @@ def _spread(y: Tensor, spatial: tuple[int, ...], sizes: Sizes) -> Tensor:
     if any(stride > 1 for stride in sizes.stride):
         ends = [(n - 1) * stride + 1 for n, stride in zip(y.shape[-1 - dims : -1], sizes.stride, strict=True)]
         apart = y.new_zeros(*y.shape[: -1 - dims], *ends, y.shape[-1])
-        apart[(..., *(slice(None, None, stride) for stride in sizes.stride), slice(None))] = y
+        every = [slice(None)] * (y.dim() - 1 - dims)
+        apart[(*every, *(slice(None, None, stride) for stride in sizes.stride))] = y
         y = apart
     pads = [0, 0]
     for d in reversed(range(dims)):
