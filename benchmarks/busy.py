@@ -19,9 +19,9 @@ from typing import Any
 
 from engine import cohorts
 from fairwind import Settings
-from fairwind.comparison import environment
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.workers import cores
+from fairwind.environment import environment
 from tasks import TASKS
 
 

@@ -21,12 +21,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairwind import Federation, Settings, algorithms
-from fairwind.comparison import environment
 from fairwind.contract import Probe
 from fairwind.data.samples import take
 from fairwind.engine.executor import Run
 from fairwind.engine.precision import products
 from fairwind.engine.simulation import Simulation
+from fairwind.environment import environment
 from tasks import TASKS, Task
 
 SEEDS = (0, 1, 2)

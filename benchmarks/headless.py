@@ -11,7 +11,7 @@ import argparse
 import time
 from pathlib import Path
 
-from fairwind.comparison import RunDirectory
+from fairwind.directory import RunDirectory
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.paper.studies import STUDIES, scaled

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from fairwind import algorithms, setups
-from fairwind.comparison import environment, settings_of
-from fairwind.engine.evaluate import client_means, split
+from fairwind.engine.evaluate import client_scores, split
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
+from fairwind.environment import environment
 from fairwind.metrics import worst_mean
+from fairwind.recipe import settings_of
 
 
 def main() -> None:
@@ -31,15 +32,15 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
-    data = setups.federation(o.setup, setups.Where(cache=o.cache))
+    task = setups.task(o.setup, setups.Where(cache=o.cache))
     specs = [f"adafedadam:alpha={alpha}" for alpha in o.alphas]
     runs = [Run(spec, algorithms.build(spec), seed) for spec in specs for seed in o.seeds]
-    simulation = Simulation(
-        lambda: setups.build_model(o.setup, data), data, runs, settings_of(o.setup, eval_every=1000)
-    )
+    simulation = Simulation(task.model, task.federation, runs, settings_of(o.setup, eval_every=1000))
     simulation.run()
     train = split(simulation.federation, "train")
-    losses, _ = client_means(simulation.plain, simulation.federation, simulation.x, *train, simulation.ranks)
+    losses, *_ = client_scores(
+        simulation.plain, simulation.federation, simulation.x, *train, simulation.ranks
+    )
     lag = (losses / simulation.loss0).cpu().numpy()
     test = simulation.loss[:, simulation.federation.test.cpu() > 0].numpy()
     rows = []

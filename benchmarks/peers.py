@@ -28,11 +28,11 @@ import torch
 from torch import nn
 
 from fairwind import Federation, Settings, algorithms
-from fairwind.comparison import environment
 from fairwind.data.samples import take
 from fairwind.data.synthetic import synthetic
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
+from fairwind.environment import environment
 from fairwind.models import linear
 
 HERE = Path(__file__).parent

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from fairwind import Federation, Settings, Solver, algorithms
-from fairwind.comparison import environment
 from fairwind.data.samples import tensors
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
+from fairwind.environment import environment
 from fairwind.models import linear, mlp
 
 SWEEPS = {

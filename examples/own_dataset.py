@@ -27,5 +27,6 @@ federation = fw.Federation.from_partitioner(partitioner, inputs="image", targets
 model = nn.Sequential(
     fw.models.Pixels(), nn.Flatten(), nn.Linear(64, 2)
 )  # bytes on the device, 0 to 1 in the step
-result = fw.simulate(model, federation, fw.algorithms.adafedadam(), rounds=60)
-print(dict(zip(federation.names, result.accuracy.round().int().tolist(), strict=True)))
+task = fw.Task(model, federation, rounds=60)
+result = fw.simulate(task, "adafedadam")
+print(dict(zip(federation.names, result.score.round().int().tolist(), strict=True)))

@@ -21,5 +21,6 @@ with tempfile.TemporaryDirectory() as folder:
     federation = fw.Federation.from_folder(folder)
 
 model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
-result = fw.simulate(model, federation, fw.algorithms.adafedadam(), rounds=60)
-print(dict(zip(federation.names, result.accuracy.round().int().tolist(), strict=True)))
+task = fw.Task(model, federation, rounds=60)
+result = fw.simulate(task, "adafedadam")
+print(dict(zip(federation.names, result.score.round().int().tolist(), strict=True)))

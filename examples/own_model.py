@@ -14,8 +14,9 @@ for k in range(5):
 
 federation = fw.Federation.from_clients(hospitals, names=["Oslo", "Turku", "Uppsala", "Aarhus", "Reykjavík"])
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
-result = fw.simulate(model, federation, fw.algorithms.adafedadam(alpha=1), rounds=100)
+task = fw.Task(model, federation, rounds=100)
+result = fw.simulate(task, "adafedadam")
 
 print({name: f"{value:.1f}" for name, value in result.metrics.items() if name in ("avg", "std", "worst30")})
-print(dict(zip(federation.names, result.accuracy.round().int().tolist(), strict=True)))
+print(dict(zip(federation.names, result.score.round().int().tolist(), strict=True)))
 model.load_state_dict(result.state_dict)

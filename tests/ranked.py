@@ -25,8 +25,8 @@ CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
         {"probe_samples": 6, "solver": SOLVERS["nesterov"]},
     ),
     "a client left out": (EVERY, [0], {"model": Spoilt}),
-    "more ranks than rows": (["adafedadam"], [0], {"participation": 1}),
-    "more ranks than rows, without probes": (["fednova"], [0], {"participation": 1}),
+    "more ranks than rows": (["adafedadam"], [0], {"clients_per_round": 1}),
+    "more ranks than rows, without probes": (["fednova"], [0], {"clients_per_round": 1}),
 }
 
 
@@ -41,7 +41,7 @@ def build(case: str) -> Simulation:
 def outcome(case: str) -> dict[str, Any]:
     """What was measured before the first round, and what came of all of them."""
     sim = build(case)
-    first = {"loss0": sim.loss0.cpu(), "loss": sim.loss, "accuracy": sim.accuracy}
+    first = {"loss0": sim.loss0.cpu(), "loss": sim.loss, "score": sim.score}
     sim.run()
     states = [tuple(value.cpu() for value in state) for state in sim.states]
     counts = {"left_out": sim.left_out.tolist(), "stalled": sim.stalled.tolist(), "steps": sim.client_steps}

@@ -14,15 +14,24 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def test_public_names() -> None:
     assert sorted(fw.__all__) == [
+        "Algorithm",
+        "Comparison",
+        "Contribution",
         "Federation",
         "InputError",
+        "Report",
         "Result",
+        "Score",
         "Settings",
         "Solver",
+        "Stateless",
+        "Task",
         "algorithms",
         "compare",
+        "load",
         "models",
-        "prepare",
+        "scores",
+        "setup",
         "simulate",
     ]
     assert list(fw.algorithms.REGISTRY)[:5] == ["fedavg", "fedadam", "fednova", "qfedavg", "adafedadam"]
@@ -38,17 +47,20 @@ def test_examples_run(example: Path, capsys) -> None:
 
 def test_simulate_learns_and_tells_how_each_client_fares() -> None:
     federation = make_federation([12, 30, 50])
-    result = fw.simulate(make_model, federation, fw.algorithms.adafedadam(), rounds=4, eval_every=2, seed=3)
-    assert result.seed == 3
+    task = fw.Task(make_model, federation, rounds=4)
+    result = fw.simulate(task, fw.algorithms.adafedadam(alpha=2), eval_every=2, seed=3)
+    assert (result.algorithm, result.seed) == ("adafedadam:alpha=2", 3)
+    assert result.rounds == [0, 2, 4]
+    assert torch.equal(result.curve[-1], result.score.float())
     assert [line["round"] for line in result.history] == [0, 2, 4]
-    assert result.accuracy.shape == result.loss.shape == (3,)
-    assert result.metrics["avg"] == pytest.approx(result.accuracy.mean().item())
+    assert result.score.shape == result.loss.shape == (3,)
+    assert result.metrics["avg"] == pytest.approx(result.score.mean().item())
     model = make_model()
     model.load_state_dict(result.state_dict)
     start = int(federation.start[1] + federation.train[1])
     test = slice(start, start + int(federation.test[1]))
     right = (model(federation.inputs[test]).argmax(1) == federation.targets[test]).double().mean()
-    assert result.accuracy[1].item() == pytest.approx(100 * right.item())
+    assert result.score[1].item() == pytest.approx(100 * right.item())
 
 
 def test_a_module_starts_from_its_own_weights_and_a_function_from_the_seeds() -> None:
@@ -56,13 +68,14 @@ def test_a_module_starts_from_its_own_weights_and_a_function_from_the_seeds() ->
     module = make_model()
     before = {k: v.clone() for k, v in module.state_dict().items()}
     options = {"rounds": 1, "solver": fw.Solver(lr=1e-9)}
-    a, b = (fw.simulate(module, federation, fw.algorithms.fedavg(), seed=s, **options) for s in (0, 1))
+    own, drawn = fw.Task(module, federation), fw.Task(make_model, federation)
+    a, b = (fw.simulate(own, "fedavg", seed=s, **options) for s in (0, 1))
     for name, value in before.items():
         torch.testing.assert_close(a.state_dict[name], value, rtol=0, atol=1e-6)
         torch.testing.assert_close(b.state_dict[name], value, rtol=0, atol=1e-6)
         assert torch.equal(module.state_dict()[name], value)  # the caller's module is left alone
     state = torch.get_rng_state()
-    c, d = (fw.simulate(make_model, federation, fw.algorithms.fedavg(), seed=s, **options) for s in (0, 1))
+    c, d = (fw.simulate(drawn, "fedavg", seed=s, **options) for s in (0, 1))
     assert not torch.allclose(c.state_dict["0.weight"], d.state_dict["0.weight"])
     assert torch.equal(torch.get_rng_state(), state)  # and so is the caller's generator
 
@@ -70,23 +83,18 @@ def test_a_module_starts_from_its_own_weights_and_a_function_from_the_seeds() ->
 def test_compare_is_simulate_for_each() -> None:
     federation = make_federation([12, 30, 7])
     named = {"fair": fw.algorithms.adafedadam(alpha=2), "mean": fw.algorithms.fedavg()}
-    together = fw.compare(make_model, federation, named, seeds=[0, 1], rounds=3)
-    assert [(r.algorithm, r.seed) for r in together] == [("fair", 0), ("fair", 1), ("mean", 0), ("mean", 1)]
-    alone = fw.simulate(make_model, federation, named["mean"], seed=1, rounds=3)
+    task = fw.Task(make_model, federation, rounds=3)
+    together = fw.compare(task, named, seeds=[0, 1])
+    labels = [(r.algorithm, r.seed) for r in together.runs]
+    assert labels == [("fair", 0), ("fair", 1), ("mean", 0), ("mean", 1)]
+    alone = fw.simulate(task, named["mean"], seed=1)
     torch.testing.assert_close(together[3].state_dict, alone.state_dict)
 
 
 def test_another_loss_and_score() -> None:
     federation = points(torch.tensor([[1.0], [3.0]], dtype=torch.float64), [4, 4])
-    result = fw.simulate(
-        Point(1),
-        federation,
-        fw.algorithms.fedavg(),
-        rounds=200,
-        loss=half_square,
-        score=half_square,
-        solver=fw.Solver(lr=0.1),
-    )
+    task = fw.Task(Point(1), federation, loss=half_square, score=half_square, solver=fw.Solver(lr=0.1))
+    result = fw.simulate(task, fw.algorithms.fedavg(), rounds=200)
     assert result.state_dict["w"].item() == pytest.approx(2)
 
 
@@ -104,7 +112,7 @@ def test_tied_weights_are_trained_and_returned_as_one() -> None:
     federation = make_federation([12, 30], dtype=torch.float32)
     model = Tied()
     before = model.into.weight.clone()
-    result = fw.simulate(model, federation, fw.algorithms.fedavg(), rounds=2)
+    result = fw.simulate(fw.Task(model, federation), fw.algorithms.fedavg(), rounds=2)
     assert torch.equal(result.state_dict["into.weight"], result.state_dict["back.weight"])
     model.load_state_dict(result.state_dict)
     assert not torch.equal(model.into.weight, before)
@@ -118,15 +126,15 @@ def test_seeds_must_agree_on_what_is_not_trained() -> None:
 
     federation = make_federation([12, 30])
     named = {"a": fw.algorithms.fedavg()}
-    fw.compare(model, federation, named, seeds=[1], rounds=1)
+    fw.compare(fw.Task(model, federation), named, seeds=[1], rounds=1)
     with pytest.raises(fw.InputError, match=r"'0.weight' is not trained but differs by seed"):
-        fw.compare(model, federation, named, seeds=[0, 1], rounds=1)
+        fw.compare(fw.Task(model, federation), named, seeds=[0, 1], rounds=1)
 
 
 def refuse(model: nn.Module, message: str, **settings: object) -> None:
     federation = make_federation([12, 30], dtype=torch.float32)
     with pytest.raises(fw.InputError, match=message) as caught:
-        fw.simulate(model, federation, fw.algorithms.fedavg(), **{"rounds": 1, **settings})
+        fw.simulate(fw.Task(model, federation), fw.algorithms.fedavg(), **{"rounds": 1, **settings})
     assert "\n" not in str(caught.value)
 
 
@@ -139,19 +147,25 @@ def test_batch_norm_is_refused_and_a_remedy_named(norm: nn.Module) -> None:
 def test_other_normalisation_works() -> None:
     federation = make_federation([12, 30], dtype=torch.float32)
     model = nn.Sequential(nn.Linear(FEATURES, 4), nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.Linear(4, CLASSES))
-    result = fw.simulate(model, federation, fw.algorithms.adafedadam(), rounds=2)
+    result = fw.simulate(fw.Task(model, federation), fw.algorithms.adafedadam(), rounds=2)
     assert math.isfinite(result.metrics["loss_avg"])
 
 
 def test_other_things_in_the_place_of_an_algorithm_or_a_federation_are_refused() -> None:
     federation, model = make_federation([12, 30]), make_model()
-    for wrong in ("fedavg", fw.algorithms.fedavg):
-        with pytest.raises(fw.InputError, match="is not an algorithm"):
-            fw.simulate(model, federation, wrong, rounds=1)
+    task = fw.Task(model, federation)
+    with pytest.raises(fw.InputError, match="is not an algorithm"):
+        fw.simulate(task, fw.algorithms.fedavg, rounds=1)
+    with pytest.raises(fw.InputError, match="unknown algorithm 'fedavgg': did you mean 'fedavg'"):
+        fw.simulate(task, "fedavgg", rounds=1)
+    with pytest.raises(fw.InputError, match="needs a name"):
+        fw.compare(task, [fw.algorithms.fedavg()._replace(name="")], rounds=1)
     with pytest.raises(fw.InputError, match="is not a federation"):
-        fw.simulate(model, [(1, 2)], fw.algorithms.fedavg(), rounds=1)
-    with pytest.raises(fw.InputError, match="by name"):
-        fw.compare(model, federation, [fw.algorithms.fedavg()], rounds=1)
+        fw.Task(model, [(1, 2)])
+    with pytest.raises(fw.InputError, match="is not a model"):
+        fw.Task(3, federation)
+    with pytest.raises(fw.InputError, match="is not a task"):
+        fw.compare(model, "fedavg")
 
 
 def test_models_that_cannot_train_are_refused() -> None:
@@ -163,7 +177,9 @@ def test_models_that_cannot_train_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"roundz": 3}, "unknown setting 'roundz': did you mean 'rounds'"),
+        ({"clients_per_round": 3}, "clients_per_round=3 is more than the 2 clients"),
+        ({"clients_per_round": 0}, "clients_per_round=0"),
+        ({"participation": 0.5, "clients_per_round": 1}, "one of them decides"),
         ({"rounds": 0}, "rounds=0"),
         ({"rounds": 2.5}, "rounds=2.5 is not a whole number"),
         ({"rounds": "2"}, "rounds='2' is not a whole number"),

@@ -10,12 +10,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
 
 # From the bottom up: a package or module may import what comes before it, and itself.
 LAYERS = (
-    ("errors", "files", "counter", "contract", "metrics", "spec"),
-    ("algorithms", "layers", "data.samples"),
+    ("errors", "files", "counter", "contract", "scores", "spec"),
+    ("metrics", "algorithms", "layers", "data.samples"),
     ("data", "models"),
     ("engine",),
-    ("setups",),
-    ("api", "comparison"),
+    ("task", "environment"),
+    ("setups", "references"),
+    ("recipe",),
+    ("results",),
+    ("directory",),
+    ("comparison", "training"),
+    ("api",),
     ("study", "paper"),
     ("report",),
     ("cli",),
@@ -23,10 +28,10 @@ LAYERS = (
 
 # The same within the engine.
 ENGINE = (
-    ("precision", "workers", "ranks", "layout", "losses", "graphs", "solver", "checkpoint"),
+    ("precision", "workers", "ranks", "layout", "losses", "graphs", "solver", "checkpoint", "curves"),
     ("settings", "plain", "gradients", "plan"),
     ("model", "ragged", "executor"),
-    ("steps", "choice", "evaluate"),
+    ("steps", "choice", "evaluate", "checks"),
     ("workspace", "compiling", "loop"),
     ("sums", "cutting"),
     ("stacked",),

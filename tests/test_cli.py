@@ -74,8 +74,9 @@ def test_compare_writes_what_it_promises(finished: Path) -> None:
     )
 
     clients = load_file(finished / "clients.safetensors")
-    assert clients["accuracy"].shape == clients["loss"].shape == (15, 12)
-    mean = clients["accuracy"][0].double().nanmean().item()
+    assert clients["score"].shape == clients["loss"].shape == (15, 12)
+    assert clients["curves"].shape == (16, 15, 12)
+    mean = clients["score"][0].double().nanmean().item()
     assert mean == pytest.approx(results["runs"][0]["final"]["avg"], abs=1e-4)
     assert load_file(finished / "models.safetensors")["adafedadam/2/weight"].shape == (3, 5)
     assert (finished / "report.html").stat().st_size > 100_000

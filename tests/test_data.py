@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairwind import Federation, InputError, algorithms, simulate
+from fairwind import Federation, InputError, Task, simulate
 from fairwind.data.synthetic import synthetic, synthetic_li
 
 
@@ -57,7 +57,7 @@ def test_labels_without_an_output_are_refused_by_client(label: int) -> None:
     y[3] = label
     federation = Federation.from_clients([client(6), (x, y)], names=["ann", "bob"])
     with pytest.raises(InputError, match=f"client 'bob' has label {label}, but the model has 2 outputs"):
-        simulate(nn.Linear(3, 2), federation, algorithms.fedavg(), rounds=1)
+        simulate(Task(nn.Linear(3, 2), federation), "fedavg", rounds=1)
 
 
 def test_leaf_synthetic_is_leafs() -> None:

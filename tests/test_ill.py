@@ -31,7 +31,7 @@ def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: str)
     assert well.left_out.tolist() == [0]
     assert torch.isfinite(ill.x).all()
     assert not torch.allclose(ill.x, well.x)
-    assert ill.accuracy[0, 1] == 0  # a model that outputs NaN predicts nothing
+    assert ill.score[0, 1] == 0  # a model that outputs NaN predicts nothing
 
 
 @pytest.mark.parametrize("spec", ["adafedadam:alpha=40", "qfedavg:q=40"])

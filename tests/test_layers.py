@@ -576,6 +576,8 @@ def test_stacked_layers_compile_for_any_number_of_rows() -> None:
 
 def test_a_compiled_lstm_has_the_backward_pass_written_here() -> None:
     """Its weight's gradient is one product, not one for each token."""
+    from torch._dynamo.backends.common import aot_autograd
+
     prepare_compiler()
     layer, steps, products = stackable(nn.LSTM(4, 3, batch_first=True).double()), 7, []
 
@@ -588,7 +590,7 @@ def test_a_compiled_lstm_has_the_backward_pass_written_here() -> None:
         return grad(lambda r: vmap(lambda r, x: functional_call(layer, r, (x,))[0].sum())(r, x).sum())(rows)
 
     rows = {name: p.detach().expand(2, *p.shape).clone() for name, p in layer.named_parameters()}
-    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=count)
+    backend = aot_autograd(fw_compiler=count)
     torch.compile(gradients, fullgraph=True, backend=backend)(rows, normal(2, 2, steps, 4))
     # The inputs' part and its weight's gradient, the recurrent weight's gradient, and two for each token.
     assert sum(products) <= 3 + 2 * steps

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from conftest import DEVICE
-from fairwind import Federation, algorithms, compare, models, setups, simulate
+from fairwind import Federation, Task, algorithms, compare, models, setups, simulate
 from fairwind.engine.layout import Layout
 from fairwind.engine.plain import activations
 from fairwind.engine.solver import Solver
@@ -132,7 +132,7 @@ def test_stacked_clients_train_as_if_alone(name: str) -> None:
     runs = {"mean": algorithms.fedavg(), "fair": algorithms.adafedadam()}
     given = {"rounds": 2, "solver": Solver(lr=0.05, batch_size=4), "device": DEVICE, "compile": "off"}
     results = {
-        engine: compare(lambda: build().double(), federation, runs, engine=engine, **given)
+        engine: compare(Task(lambda: build().double(), federation), runs, engine=engine, **given)
         for engine in ("stacked", "loop")
     }
     for a, b in zip(results["stacked"], results["loop"], strict=True):
@@ -149,7 +149,7 @@ def test_frozen_vectors_are_shared_and_stay() -> None:
     assert "embedding.weight" not in layout.names
     ids = torch.randint(0, 1000, (12, 25))
     federation = Federation.from_clients([(ids, torch.arange(12) % 2)])
-    result = simulate(model, federation, algorithms.fedavg(), rounds=1, device=DEVICE)
+    result = simulate(Task(model, federation), "fedavg", rounds=1, device=DEVICE)
     assert torch.equal(result.state_dict["embedding.weight"], vectors)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conftest import make_federation
-from fairwind import InputError, Solver
+from fairwind import InputError, Settings, Solver
 from fairwind.counter import fold, mix, scramble
 from fairwind.engine.plan import Planner, places
 
@@ -48,7 +48,7 @@ def test_order_changes_with_seed_round_and_epoch() -> None:
 
 
 def test_a_seed_is_planned_alike_alone_and_among_others() -> None:
-    planner = Planner(FEDERATION, Solver(batch_size=4, epochs=(1, 3)), participation=5)
+    planner = Planner(FEDERATION, Solver(batch_size=4, epochs=(1, 3)), clients_per_round=5)
     together = planner.plan([3, 7, 9], round=2)
     alone = planner.plan([7], round=2)
     mine = (together.seed == 1).nonzero()[:, 0]
@@ -58,9 +58,18 @@ def test_a_seed_is_planned_alike_alone_and_among_others() -> None:
         assert client_batches(planner, [3, 7, 9], 2, int(mine[i])) == client_batches(planner, [7], 2, i)
 
 
-@pytest.mark.parametrize(("asked", "clients"), [(0.5, 4), (3, 3), (1, 1), (1.0, 8), (0.01, 1)])
-def test_participation_is_a_share_or_a_number(asked: float | int, clients: int) -> None:
-    planner = Planner(FEDERATION, Solver(), participation=asked)
+@pytest.mark.parametrize(
+    ("asked", "clients"),
+    [
+        ({"participation": 0.5}, 4),
+        ({"clients_per_round": 3}, 3),
+        ({"clients_per_round": 1}, 1),
+        ({"participation": 1}, 8),
+        ({"participation": 0.01}, 1),
+    ],
+)
+def test_participation_is_a_share_or_a_number(asked: dict, clients: int) -> None:
+    planner = Planner(FEDERATION, Solver(), **asked)
     seen = set()
     for round in range(60):
         plan = planner.plan([0], round)
@@ -71,8 +80,10 @@ def test_participation_is_a_share_or_a_number(asked: float | int, clients: int) 
 
 @pytest.mark.parametrize("asked", [0, 9, -1, 0.0, 1.5])
 def test_participation_that_cannot_be_is_refused(asked: float | int) -> None:
-    with pytest.raises(InputError, match="participation"):
-        Planner(FEDERATION, Solver(), participation=asked)
+    with pytest.raises(InputError, match=r"participation.* is not a share"):
+        Settings(participation=asked)
+    with pytest.raises(InputError, match="clients_per_round"):
+        Planner(FEDERATION, Solver(), clients_per_round=Settings(clients_per_round=asked).clients_per_round)
 
 
 def test_drawn_epochs_are_uniform_over_clients_and_rounds() -> None:

@@ -18,7 +18,7 @@ from command import ENV
 from conftest import DEVICE
 from fairwind import setups
 from fairwind.cli.compare import Compare
-from fairwind.comparison import RunDirectory
+from fairwind.directory import RunDirectory
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.simulation import Simulation
 from fairwind.setups import Where
@@ -110,7 +110,8 @@ def alone(tmp_path_factory) -> tuple[Simulation, Path]:
     """A comparison that one process finished; and its directory, as it was after round 4."""
     path = tmp_path_factory.mktemp("ranks") / "run"
     recipe = Compare(SMALL, **OPTIONS).recipe()
-    simulation = recipe.build(setups.federation(SMALL, Where()))
+    path.mkdir()
+    simulation = recipe.build(setups.task(SMALL))
     directory = RunDirectory.create(path, replace(recipe, settings=simulation.settings), Where())
     while simulation.round < 4:
         simulation.step()

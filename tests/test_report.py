@@ -305,13 +305,13 @@ def set_means(
     [
         (
             set_means((60, 50), (90, 80), 0.5),
-            ["AdaFedAdam serves", "10.0 points above FedAvg", "is the highest too"],
+            ["AdaFedAdam serves", "10.0 points ahead of FedAvg", "is the best too"],
         ),
         (
             set_means((50, 60), (90, 80), 0.5),
-            ["FedAvg serves", "10.0 points below the highest, AdaFedAdam’s"],
+            ["FedAvg serves", "10.0 points behind the best, AdaFedAdam’s"],
         ),
-        (set_means((60, 59), (90, 80), 2.0), ["1.0 points above", "within the spread of seeds"]),
+        (set_means((60, 59), (90, 80), 2.0), ["1.0 points ahead", "within the spread of seeds"]),
     ],
 )
 def test_the_finding_follows_the_numbers(change: Callable[..., Any], said: list[str], tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_the_finding_follows_the_numbers(change: Callable[..., Any], said: list[
 def test_of_thousands_of_clients_a_sample_is_shown_from_worst_to_best(tmp_path: Path) -> None:
     write_run(tmp_path, ["fedavg", "fedadam"], clients=3500, level={"fedavg": 60.0})
     record = read_record(tmp_path)
-    means = np.nanmean(record.accuracy[:, 1:], axis=0)
+    means = np.nanmean(record.score[:, 1:], axis=0)
     shown = charts.shown_clients(record)
     assert len(shown) == len(set(shown.tolist())) == charts.MAX_CLIENTS
     assert (shown[0], shown[-1]) == (1 + means.argmin(), 1 + means.argmax())
@@ -395,5 +395,7 @@ def test_a_tie_is_called_one(tmp_path: Path) -> None:
         row["worst30"]["mean"] = 12.0
     results["summary"][1]["avg"]["mean"] = results["summary"][0]["avg"]["mean"] + 3
     said = finding(results)
-    assert said.startswith("FedAvg and AdaFedAdam serve the worst-off 30 % of clients equally well: 12.0 %")
+    assert said.startswith(
+        "FedAvg and AdaFedAdam serve the worst-off 30 % of clients equally well: accuracy of 12.0 %"
+    )
     assert said.endswith("is AdaFedAdam’s.")

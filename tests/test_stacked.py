@@ -22,7 +22,7 @@ def test_stacked_is_the_loop(ragged: Federation, name: str, solver: str) -> None
     assert_together(stacked, loop)
 
 
-@pytest.mark.parametrize("options", [{"participation": 0.5}, {"participation": 3}, {"probe_samples": 6}])
+@pytest.mark.parametrize("options", [{"participation": 0.5}, {"clients_per_round": 3}, {"probe_samples": 6}])
 def test_stacked_is_the_loop_with_some_clients_or_samples(ragged: Federation, options: dict) -> None:
     names = list(algorithms.PAPER)
     assert_together(
@@ -56,7 +56,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return nn.Sequential(*(layer for layer in model if not isinstance(layer, nn.Dropout)))
 
 
-@pytest.mark.parametrize("options", [{}, {"participation": 4, "solver": SOLVERS["uneven"]}])
+@pytest.mark.parametrize("options", [{}, {"clients_per_round": 4, "solver": SOLVERS["uneven"]}])
 def test_a_run_does_not_depend_on_what_is_stacked_beside_it(ragged: Federation, options: dict) -> None:
     names = list(algorithms.PAPER)
     together = simulation(ragged, names, [0, 1, 2], **options)
@@ -144,7 +144,7 @@ def test_restored_is_uninterrupted_bit_for_bit(ragged: Federation) -> None:
         while not second.done:
             second.step()
         assert torch.equal(second.x, whole.x)
-        torch.testing.assert_close(second.accuracy, whole.accuracy, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(second.score, whole.score, rtol=0, atol=0, equal_nan=True)
         assert second.history == whole.history
         assert second.client_steps == whole.client_steps
 

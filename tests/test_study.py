@@ -12,10 +12,11 @@ import tyro
 import layouts
 from command import fairwind, refused, succeeded
 from fairwind.cli.compare import Compare
-from fairwind.comparison import Recipe, RunDirectory, settings_of
+from fairwind.directory import RunDirectory
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.paper.studies import STUDIES, scaled
+from fairwind.recipe import Recipe, settings_of
 from fairwind.report import write_study
 from fairwind.setups import Where, find
 from fairwind.study import (
@@ -183,7 +184,7 @@ def test_damaged_results_are_passed_over_and_named(trained: Path, tmp_path: Path
         {"solver": "momentum"},
         {"solver": "nesterov", "momentum": 0.5},
         {"epochs": (1, 3), "lr": 0.1, "batch_size": 7, "weight_decay": 0.01},
-        {"participation": 10, "probe_samples": 5, "eval_every": 3, "rounds": 12, "precision": "bf16"},
+        {"clients_per_round": 10, "probe_samples": 5, "eval_every": 3, "rounds": 12, "precision": "bf16"},
     ],
 )
 def test_the_recorded_command_is_the_recipe(changes: dict) -> None:
@@ -315,10 +316,13 @@ def test_the_data_at_hand_decides_which_runs_count(trained: Path) -> None:
 
 
 def test_one_client_is_not_all_clients() -> None:
-    one, every = (replace(PANEL, changes={**PANEL.changes, "participation": p}) for p in (1, 1.0))
+    one, every = (
+        replace(PANEL, changes={**PANEL.changes, **changed})
+        for changed in ({"clients_per_round": 1}, {"participation": 1.0})
+    )
     jobs = missing([one, every], [], lambda _: Where())
-    assert [repr(job.recipe.settings.participation) for job in jobs] == ["1", "1.0"]
-    assert "--participation 1" in jobs[0].recipe.command().split("--seeds")[1]
+    assert [job.recipe.settings.clients_per_round for job in jobs] == [1, None]
+    assert "--clients-per-round 1" in jobs[0].recipe.command().split("--seeds")[1]
     assert "participation" not in jobs[1].recipe.command()
 
 

@@ -2,22 +2,35 @@
 
 __version__ = "0.1.0"
 
-from fairwind import algorithms, models
-from fairwind.api import Result, compare, prepare, simulate
+from fairwind import algorithms, models, scores
+from fairwind.api import compare, setup, simulate
+from fairwind.comparison import Comparison, Result, load
+from fairwind.contract import Algorithm, Contribution, Report, Stateless
 from fairwind.data.federation import Federation
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError
+from fairwind.scores import Score
+from fairwind.task import Task
 
 __all__ = [
+    "Algorithm",
+    "Comparison",
+    "Contribution",
     "Federation",
     "InputError",
+    "Report",
     "Result",
+    "Score",
     "Settings",
     "Solver",
+    "Stateless",
+    "Task",
     "algorithms",
     "compare",
+    "load",
     "models",
-    "prepare",
+    "scores",
+    "setup",
     "simulate",
 ]

@@ -1,116 +1,231 @@
-"""Simulations from Python: your module, your clients' data, an algorithm."""
+"""Fairwind from Python: train a task with an algorithm, or compare several."""
 
+import math
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from fairwind import setups
+from fairwind.algorithms import REGISTRY
+from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import Algorithm, AnyAlgorithm
-from fairwind.data.federation import Federation
-from fairwind.engine.executor import Run
-from fairwind.engine.losses import Loss, accuracy, cross_entropy
+from fairwind.directory import RunDirectory, check_free, held
+from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
-from fairwind.engine.settings import Model, Settings
-from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, unknown
-from fairwind.metrics import METRICS
+from fairwind.engine.settings import Engine, Settings, Switch
+from fairwind.engine.solver import Solver
+from fairwind.errors import InputError, in_range
+from fairwind.recipe import Recipe
+from fairwind.results import Evaluated, summarise, warnings_of
+from fairwind.setups import Where
+from fairwind.task import Task
+
+Algorithms = str | AnyAlgorithm | Sequence[str | AnyAlgorithm] | Mapping[str, str | AnyAlgorithm]
 
 
-@dataclass(frozen=True)
-class Result:
-    """A trained model, and how each client fares with it."""
-
-    algorithm: str
-    seed: int
-    metrics: dict[str, float | None]  # docs/metrics.md; accuracies in percent
-    accuracy: Tensor  # (K,) each client's test accuracy in percent, NaN without test samples
-    loss: Tensor  # (K,) each client's mean test loss
-    history: list[dict[str, Any]]  # the metrics after each evaluated round
-    state_dict: dict[str, Tensor]  # of the trained model
-    left_out: int  # contributions left out because a number was not finite
-    stalled_rounds: int  # rounds in which the model stayed because no client was usable
-
-
-def prepare(
+def setup(
     spec: str,
     *,
     data_dir: str | Path | None = None,
     glove: str | Path | None = None,
     cache: str | Path | None = None,
-) -> Federation:
-    """The data of a setup, such as "cifar10:beta=0.1": prepared from files, or generated.
+) -> Task:
+    """A setup of the paper, such as "cifar10:beta=0.1": its data is prepared from files, or generated.
 
     From the files of `data_dir`; without it as prepared before, or else downloaded from the Hugging Face hub.
     """
     places = (None if place is None else Path(place) for place in (data_dir, glove, cache))
-    return setups.federation(spec, setups.Where(*places), ranks=join())
+    return setups.task(spec, setups.Where(*places), ranks=join())
 
 
 def simulate(
-    model: Model,
-    federation: Federation,
-    algorithm: AnyAlgorithm,
+    task: Task,
+    algorithm: str | AnyAlgorithm,
     *,
     seed: int = 0,
-    loss: Loss = cross_entropy,
-    score: Loss = accuracy,
-    **settings: Any,
+    rounds: int | None = None,
+    solver: Solver | None = None,
+    participation: float = 1.0,
+    clients_per_round: int | None = None,
+    probe_samples: int | None = None,
+    eval_every: int = 10,
+    target: float | None = None,
+    engine: Engine = "auto",
+    device: str = "auto",
+    compile: Switch = "auto",
+    precision: Precision = "auto",
+    memory: float | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+    after_evaluation: Evaluated | None = None,
 ) -> Result:
-    """Trains a model over a federation.
+    """Trains a task with one algorithm: "adafedadam:alpha=2", or `fairwind.algorithms.adafedadam(alpha=2)`.
 
-    `model` is a module, whose weights are where training begins, or a function that makes one, whose
-    initial weights `seed` then draws. `settings` are the fields of `fairwind.Settings`: rounds, solver,
-    participation, eval_every, engine, device, and so on.
+    All else is as in `compare`.
     """
-    runs = {"model": algorithm}
-    return compare(model, federation, runs, seeds=[seed], loss=loss, score=score, **settings)[0]
+    compared = compare(
+        task,
+        [algorithm],
+        seeds=[seed],
+        rounds=rounds,
+        solver=solver,
+        participation=participation,
+        clients_per_round=clients_per_round,
+        probe_samples=probe_samples,
+        eval_every=eval_every,
+        target=target,
+        engine=engine,
+        device=device,
+        compile=compile,
+        precision=precision,
+        memory=memory,
+        workers=workers,
+        progress=progress,
+        after_evaluation=after_evaluation,
+    )
+    return compared.runs[0]
 
 
 def compare(
-    model: Model,
-    federation: Federation,
-    algorithms: Mapping[str, AnyAlgorithm],
+    task: Task,
+    algorithms: Algorithms,
     *,
     seeds: Sequence[int] = (0,),
-    loss: Loss = cross_entropy,
-    score: Loss = accuracy,
-    **settings: Any,
-) -> list[Result]:
-    """Trains with every algorithm under every seed, all stacked, and otherwise as `simulate` does."""
-    if not isinstance(federation, Federation):
-        kind = type(federation).__name__
-        raise InputError(f"a {kind} is not a federation: make one with Federation.from_clients")
-    if not isinstance(algorithms, Mapping):
-        raise InputError("give the algorithms by name, as in {'mean': fairwind.algorithms.fedavg()}")
-    for algorithm in algorithms.values():
-        if not isinstance(algorithm, Algorithm):
-            raise InputError(f"{algorithm!r} is not an algorithm: give fairwind.algorithms.fedavg(), say")
-    known = [f.name for f in fields(Settings)]
-    for name in settings:
-        if name not in known:
-            raise unknown("setting", name, known)
-    runs = [Run(label, algorithm, seed) for label, algorithm in algorithms.items() for seed in seeds]
-    simulation = Simulation(
-        model, federation, runs, Settings(**settings), loss=loss, score=score, ranks=join()
+    rounds: int | None = None,
+    solver: Solver | None = None,
+    participation: float = 1.0,
+    clients_per_round: int | None = None,
+    probe_samples: int | None = None,
+    eval_every: int = 10,
+    target: float | None = None,
+    engine: Engine = "auto",
+    device: str = "auto",
+    compile: Switch = "auto",
+    precision: Precision = "auto",
+    memory: float | None = None,
+    workers: int | None = None,
+    out: str | Path | None = None,
+    checkpoint_every: float = 30,
+    progress: bool = True,
+    after_evaluation: Evaluated | None = None,
+) -> Comparison:
+    """Trains a task with every algorithm under every seed, all runs stacked.
+
+    `algorithms` are specs such as "adafedadam:alpha=2", or algorithms by names of your own. `rounds` and
+    `solver` are the task's unless given; `fairwind.Settings` says what the other options mean. Training stops
+    early once every run's average has reached `target`.
+
+    With `out` everything goes into that directory: checkpoints every so many seconds, history, results,
+    trained models. A comparison that was stopped there goes on, and ends as if it had not been stopped; a
+    finished one is loaded. `after_evaluation` is given the newest metrics of every run, a list of dicts.
+    """
+    from fairwind.training import help_along, messages, train  # what draws progress takes time to load
+
+    if not isinstance(task, Task):
+        raise InputError(
+            f"a {type(task).__name__} is not a task: make one with fairwind.Task(model, federation)"
+        )
+    in_range(0, math.inf, checkpoint_every=checkpoint_every)
+    own = labelled(algorithms)
+    settings = Settings(
+        rounds=task.rounds if rounds is None else rounds,
+        solver=solver or task.solver,
+        participation=participation,
+        clients_per_round=clients_per_round,
+        probe_samples=probe_samples,
+        eval_every=eval_every,
+        target=target,
+        engine=engine,
+        device=device,
+        compile=compile,
+        precision=precision,
+        memory=memory,
+        workers=workers,
     )
-    simulation.run()
-    return [_result(simulation, r) for r in range(len(runs))]
+    recipe = Recipe(task.source or task.name, tuple(own), tuple(seeds), settings)
+    given = {label: algorithm for label, algorithm in own.items() if isinstance(algorithm, Algorithm)}
+    replace(recipe, own=dict.fromkeys(given, "")).check()
+    console = messages() if progress else None
+    path = None if out is None else Path(out)
+    with ExitStack() as stack:
+        first = join().first
+        if path is not None and first:
+            stack.enter_context(held(path))
+        directory = RunDirectory.open(path) if path is not None and (path / "recipe.json").exists() else None
+        if directory is not None:
+            recipe = replace(recipe, settings=_same_machine(recipe.settings, directory.recipe.settings))
+        simulation = replace(recipe, own=dict.fromkeys(given, "")).build(task, given)
+        recipe = recipe.vouched(task, simulation)
+        if path is not None and directory is None and first:
+            check_free(path)
+            directory = RunDirectory.create(path, recipe, Where())
+            directory.write_history(simulation)
+        elif directory is not None:
+            if differs := directory.recipe.differs(recipe):
+                raise InputError(f"{path} holds a run with another {differs}; give another out")
+            if directory.finished and not directory.damaged():
+                return load(directory.path)
+            for refusal in directory.restore(simulation):
+                warnings.warn(f"{refusal}; an earlier one is used", stacklevel=2)
+        if not first:
+            help_along(simulation)
+            return of_simulation(simulation, summarise(simulation, recipe), None)
+        again = f"the same call, with out={str(path)!r}" if path is not None else ""
+        train(
+            simulation,
+            directory,
+            console=console,
+            every=checkpoint_every,
+            again=again,
+            after_evaluation=after_evaluation,
+        )
+        if console is None:
+            for line in warnings_of(simulation):
+                warnings.warn(line, stacklevel=2)
+        results = summarise(simulation, recipe) if directory is None else directory.write_results(simulation)
+        return of_simulation(simulation, results, path)
 
 
-def _result(simulation: Simulation, r: int) -> Result:
-    run = simulation.runs[r]
-    history = simulation.history[r :: len(simulation.runs)]
-    return Result(
-        algorithm=run.label,
-        seed=run.seed,
-        metrics={k: v for k, v in history[-1].items() if k in METRICS},
-        accuracy=simulation.accuracy[r],
-        loss=simulation.loss[r],
-        history=history,
-        state_dict={k: v.cpu() for k, v in simulation.state_dict(r).items()},
-        left_out=int(simulation.left_out[r]),
-        stalled_rounds=int(simulation.stalled[r]),
+def labelled(given: Algorithms) -> dict[str, AnyAlgorithm | str]:
+    """Algorithms by their labels: a spec is its own, an algorithm made here is its name and parameters."""
+    if isinstance(given, Mapping):
+        for label, algorithm in given.items():
+            if not isinstance(algorithm, str | Algorithm):
+                raise _no_algorithm(algorithm)
+            if isinstance(algorithm, str) and algorithm != label:
+                raise InputError(
+                    f"{algorithm!r} is a spec, which is its own name; to call it {label!r} give the algorithm"
+                )
+        return dict(given)
+    several = [given] if isinstance(given, str | Algorithm) else list(given)
+    found: dict[str, AnyAlgorithm | str] = {}
+    for algorithm in several:
+        if not isinstance(algorithm, str | Algorithm):
+            raise _no_algorithm(algorithm)
+        label = algorithm if isinstance(algorithm, str) else algorithm.name
+        if not label:
+            raise InputError("an algorithm of your own needs a name: give {'my name': algorithm}")
+        if label in found:
+            raise InputError(f"algorithm {label!r} is given twice")
+        found[label] = algorithm
+    return found
+
+
+def _no_algorithm(given: Any) -> InputError:
+    known = ", ".join(REGISTRY)
+    return InputError(
+        f"{given!r} is not an algorithm: give a name ({known}) or fairwind.algorithms.fedavg(), say"
     )
+
+
+def _same_machine(settings: Settings, before: Settings) -> Settings:
+    """Settings with what the directory's run had chosen for its machine, where nothing else is asked for."""
+    chosen = {name: getattr(before, name) for name in ("device", "compile", "engine", "precision")}
+    kept = {name: value for name, value in chosen.items() if getattr(settings, name) == "auto"}
+    for name in ("memory", "workers"):
+        if getattr(settings, name) is None:
+            kept[name] = getattr(before, name)
+    return replace(settings, **kept, eval_every=before.eval_every)

@@ -49,6 +49,8 @@ class Algorithm(NamedTuple, Generic[State, Sums]):
     client: Callable[[Report], Contribution[Sums]]
     server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]  # x, state, Σcoef·δ (float64), sums
     probe: Probe
+    name: str = ""
+    """What results are called by; of the algorithms here it says the parameters, too."""
 
 
 AnyAlgorithm = Algorithm[Any, Any]

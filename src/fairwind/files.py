@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,49 @@ def default_cache() -> Path:
 def write_atomic(path: Path, data: bytes) -> Path:
     """Writes a file so that a reader, or a crash, sees the old one or the whole new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
     return path
+
+
+def append(path: Path, text: str) -> None:
+    """Adds text to a file, and sees to it that it is on the disk."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 2) -> Path:
     return write_atomic(path, (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ValueError where there is none."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path.name} is damaged (not JSON)") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} is damaged (not a JSON object)")
+    return content
+
+
+def sweep(folder: Path) -> None:
+    """Removes what a kill left half written in a folder that this process holds."""
+    for partial in folder.glob(".*.partial"):
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Fairness metrics, all from one vector of client accuracies. Definitions: docs/metrics.md."""
+"""Fairness metrics, all from one vector of clients' scores. Definitions: docs/metrics.md."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from fairwind.scores import Kind
 
 Floats = NDArray[np.float64]
 
@@ -26,33 +28,48 @@ METRICS = (
 )
 
 
-def fairness(accuracy: ArrayLike, loss: ArrayLike, size: ArrayLike) -> dict[str, float]:
+OF_ACCURACIES = ("std_beyond_noise", "rsd_error", "jain", "gini")  # of other scores they mean nothing
+
+
+def fairness(score: ArrayLike, loss: ArrayLike, size: ArrayLike, kind: Kind = "accuracy") -> dict[str, float]:
     """The metrics of one model over its clients.
 
-    `accuracy` is in percent, `size` are the clients' test samples. Clients without any are left out.
+    `score` is one number for each client, accuracies in percent; `size` are their test samples. Clients
+    without any are left out, as are those for which a score is not defined, unless it never is.
     """
-    a, f, n = (np.asarray(v, dtype=np.float64) for v in (accuracy, loss, size))
-    a, f, n = a[n > 0], f[n > 0], n[n > 0]
-    if not len(a):
+    a, f, n = (np.asarray(v, dtype=np.float64) for v in (score, loss, size))
+    if not (n > 0).any():
         raise ValueError("no client has test samples")
-    mean = a.mean()
+    there = n > 0
+    if kind != "accuracy" and np.isfinite(a[there]).any():
+        there &= ~np.isnan(a)
+    a, n, f = a[there], n[there], f[n > 0]
+    sign = -1 if kind == "lower" else 1
     weighted = float(np.average(a, weights=n))
-    error = 100 - a
-    return {
-        "avg": float(mean),
+    found = {
+        "avg": float(a.mean()),
         "std": float(a.std()),
-        "worst30": worst_mean(a),
-        "best30": 0.0 - worst_mean(-a),
-        "worst": float(a.min()),
+        "worst30": _signed(sign, worst_mean(sign * a)),
+        "best30": _signed(-sign, worst_mean(-sign * a)),
+        "worst": _signed(sign, float((sign * a).min())),
         "avg_weighted": weighted,
         "std_weighted": math.sqrt(float(np.average((a - weighted) ** 2, weights=n))),
-        "std_beyond_noise": _beyond_noise(a, n),
-        "rsd_error": float(error.std() / error.mean()) if error.mean() > 0 else 0.0,
-        "jain": _jain(a),
-        "gini": _gini(a),
         "loss_avg": float(f.mean()),
         "loss_worst30": 0.0 - worst_mean(-f),
     }
+    if kind == "accuracy":
+        error = 100 - a
+        found |= {
+            "std_beyond_noise": _beyond_noise(a, n),
+            "rsd_error": float(error.std() / error.mean()) if error.mean() > 0 else 0.0,
+            "jain": _jain(a),
+            "gini": _gini(a),
+        }
+    return {name: found[name] for name in METRICS if name in found}
+
+
+def _signed(sign: int, value: float) -> float:
+    return 0.0 + sign * value  # without a negative zero
 
 
 class Interval(NamedTuple):
@@ -63,13 +80,16 @@ class Interval(NamedTuple):
     high: float
 
 
-def paired_differences(a: ArrayLike, b: ArrayLike, *, draws: int = 2000) -> dict[str, Interval]:
-    """How far average, STD and worst 30 % of accuracies `a` (seeds, K) lie above those of `b`.
+def paired_differences(
+    a: ArrayLike, b: ArrayLike, *, kind: Kind = "accuracy", draws: int = 2000
+) -> dict[str, Interval]:
+    """How far average, STD and worst 30 % of scores `a` (seeds, K) lie above those of `b`.
 
     The interval is a bootstrap over seeds and clients: both models are scored on the same redrawn ones, so
-    what makes a client hard for both cancels. Clients without an accuracy are left out.
+    what makes a client hard for both cancels. Clients without a score are left out.
     """
     x, y = (np.asarray(v, dtype=np.float64) for v in (a, b))
+    sign = -1 if kind == "lower" else 1
     tested = np.isfinite(x).all(axis=0) & np.isfinite(y).all(axis=0)
     x, y = x[:, tested], y[:, tested]
     seeds, clients = x.shape
@@ -78,10 +98,12 @@ def paired_differences(a: ArrayLike, b: ArrayLike, *, draws: int = 2000) -> dict
     for _ in range(draws):
         s, k = draw.integers(seeds, size=seeds), draw.integers(clients, size=clients)
         for values, (one, other) in zip(
-            found.values(), zip(_spread(x[s][:, k]), _spread(y[s][:, k]), strict=True), strict=True
+            found.values(),
+            zip(_spread(x[s][:, k], sign), _spread(y[s][:, k], sign), strict=True),
+            strict=True,
         ):
             values.append(one - other)
-    centre = [float(one - other) for one, other in zip(_spread(x), _spread(y), strict=True)]
+    centre = [float(one - other) for one, other in zip(_spread(x, sign), _spread(y, sign), strict=True)]
     ends = [np.percentile(values, (2.5, 97.5)) for values in found.values()]
     return {
         name: Interval(c, float(low), float(high))
@@ -89,10 +111,10 @@ def paired_differences(a: ArrayLike, b: ArrayLike, *, draws: int = 2000) -> dict
     }
 
 
-def _spread(a: Floats) -> tuple[Floats, Floats, Floats]:
+def _spread(a: Floats, sign: int) -> tuple[Floats, Floats, Floats]:
     """Average, STD and worst 30 % over the clients, the last axis, each as a mean over seeds."""
     k = math.ceil(0.3 * a.shape[1] - 1e-9)
-    worst = np.partition(a, k - 1, axis=1)[:, :k] if k < a.shape[1] else a
+    worst = sign * np.partition(sign * a, k - 1, axis=1)[:, :k] if k < a.shape[1] else a
     return a.mean(), a.std(axis=1).mean(), worst.mean()
 
 

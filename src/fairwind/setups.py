@@ -1,6 +1,7 @@
 """A setup: data, model, local solver and rounds that belong together, under one name."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from fairwind.errors import InputError, unknown
 from fairwind.models import linear, lstm, mlp, vgg11
 from fairwind.models.vgg import Init
 from fairwind.spec import Parameters, arguments, parameters, with_parameters
+from fairwind.task import Task
 
 
 class Setup(NamedTuple):
@@ -43,6 +45,9 @@ class Where(NamedTuple):
     data_dir: Path | None = None
     glove: Path | None = None
     cache: Path | None = None
+
+
+WHERE = Where()
 
 
 def _linear(federation: Federation) -> nn.Module:
@@ -107,10 +112,16 @@ def federation(
     return setup.data(**_data_arguments(spec))
 
 
-def build_model(spec: str, federation: Federation) -> nn.Module:
-    """A fresh model of a spec, for this data."""
+def task(spec: str, where: Where = WHERE, say: store.Say = lambda text: None, ranks: Ranks = ALONE) -> Task:
+    """The task of a spec."""
+    return task_on(spec, federation(spec, where, say, ranks))
+
+
+def task_on(spec: str, federation: Federation) -> Task:
+    """The task of a spec, on data that is at hand."""
     setup, given = find(spec), arguments_of(spec)
-    return setup.model(federation, **{name: given[name] for name in parameters(setup.model)})
+    model = partial(setup.model, federation, **{name: given[name] for name in parameters(setup.model)})
+    return Task(model, federation, solver=setup.solver, rounds=setup.rounds, name=spec, source=spec)
 
 
 def arguments_of(spec: str) -> dict[str, Any]:

@@ -41,7 +41,11 @@ def arguments(kind: str, spec: str, registry: Mapping[str, Parameters]) -> dict[
 def with_parameters(spec: str, **given: Any) -> str:
     """A spec with parameters added; those that it already has stay."""
     present = dict(item.partition("=")[::2] for item in filter(None, spec.partition(":")[2].split(",")))
-    items = [f"{key}={value}" for key, value in ({k: str(v) for k, v in given.items()} | present).items()]
+    texts = {
+        k: f"{v:g}" if isinstance(v, float) else str(v).lower() if v is None else str(v)
+        for k, v in given.items()
+    }
+    items = [f"{key}={value}" for key, value in (texts | present).items()]
     return spec.partition(":")[0] + (":" + ",".join(items) if items else "")
 
 

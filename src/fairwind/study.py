@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fairwind import algorithms, setups
-from fairwind.comparison import Recipe, RunDirectory, settings_of
+from fairwind.directory import RunDirectory, check_free, held
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line, unknown, whole
 from fairwind.files import CLIENTS, HISTORY, RECIPE, RESULTS, write_atomic
+from fairwind.recipe import Recipe, settings_of
 from fairwind.setups import Where
 from fairwind.spec import arguments, expand, parameters
 
@@ -94,6 +95,9 @@ class RunKey(NamedTuple):
         given = (name, arguments("algorithm", algorithm, known))
         data = (setup.partition(":")[0], setups.arguments_of(setup))
         decide = {k: settings[k] for k in ("rounds", "solver", "participation", "probe_samples")}
+        for name in ("clients_per_round", "target"):  # older files do not know them
+            if settings.get(name) is not None:
+                decide[name] = settings[name]
         decide["solver"] = dataclasses.asdict(Solver()) | decide["solver"]  # older files say less
         texts = [json.dumps(value, sort_keys=True) for value in (data, given, decide)]
         return cls(texts[0], texts[1], seed, texts[2])
@@ -165,9 +169,10 @@ def _clients(folder: Path) -> tuple[Floats | None, dict[str, Any]]:
     if not (folder / CLIENTS).exists():
         return None, {}
     with safe_open(folder / CLIENTS, framework="numpy") as file:
-        tensors = {key: file.get_tensor(key) for key in ("accuracy", "train_size", "test_size")}
+        main = "score" if "score" in file.keys() else "accuracy"  # older files' name  # noqa: SIM118
+        tensors = {key: file.get_tensor(key) for key in (main, "train_size", "test_size")}
         names = (file.metadata() or {}).get("names")
-    accuracy = tensors.pop("accuracy")
+    accuracy = tensors.pop(main)
     tensors["names"] = json.loads(names) if names else [str(k) for k in range(accuracy.shape[1])]
     return accuracy, tensors
 
@@ -235,7 +240,6 @@ def missing(
             left = [key for key in left if (key, panel.changes.get("precision")) not in planned]
             planned |= {(key, panel.changes.get("precision")) for key in left}
             if left:
-                # As text, because 1 (one client) and 1.0 (all of them) are equal.
                 place = panel.setup, json.dumps(dataclasses.asdict(settings)), tuple(key.seed for key in left)
                 groups.setdefault(place, (settings, []))[1].append(spec)
     return [
@@ -254,26 +258,27 @@ def run(job: Job, out: Path, train: Train, say: Callable[[str], None]) -> None:
     history and the clients' numbers.
     """
     recipe, where = job
-    federation = setups.federation(recipe.setup, where, say)
-    recipe = replace(recipe, data=federation.origin.get("digest"))
+    task = setups.task(recipe.setup, where, say)
+    recipe = replace(recipe, data=task.federation.origin.get("digest"))
     anywhere = replace(recipe.settings, device="auto", compile="auto", memory=None)
     key = replace(recipe, settings=anywhere).digest[:10]
     path = out / RUNS / f"{recipe.setup.partition(':')[0]}-{key}"
     if (path / RESULTS).exists():
         return
-    if (path / RECIPE).exists():
-        directory = RunDirectory.open(path)
-        simulation = directory.recipe.build(federation)
-    else:
-        simulation = recipe.build(federation)
-        directory = RunDirectory.create(path, replace(recipe, settings=simulation.settings), where)
-    with directory.locked():
+    with held(path):
+        if (path / RECIPE).exists():
+            directory = RunDirectory.open(path)
+            simulation = directory.recipe.build(task)
+        else:
+            check_free(path)
+            simulation = recipe.build(task)
+            directory = RunDirectory.create(path, replace(recipe, settings=simulation.settings), where)
         for refusal in directory.restore(simulation):
             say(f"{refusal}; an earlier one is used")
         train(directory, simulation)
-        directory.write_results(simulation)
         packed = gzip.compress((path / HISTORY).read_bytes(), mtime=0)
         write_atomic(path / f"{HISTORY}.gz", packed)
+        directory.write_results(simulation, models=False)
         for name in (HISTORY, RECIPE):
             (path / name).unlink()
         shutil.rmtree(directory.checkpoints, ignore_errors=True)

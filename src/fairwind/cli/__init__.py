@@ -16,6 +16,7 @@ from fairwind.cli.catalogue import Data, List
 from fairwind.cli.compare import Compare, Report, Resume
 from fairwind.cli.study import Paper, Sweep
 from fairwind.cli.terminal import err, out
+from fairwind.directory import explained
 from fairwind.engine.graphs import out_of_memory
 from fairwind.engine.ranks import find
 from fairwind.errors import InputError, first_line, unknown
@@ -27,7 +28,7 @@ def _refuse(command: Any, word: str) -> InputError:
     """What to say of a word that the command does not know."""
     if not word.startswith("-"):
         return InputError(f"unexpected argument {word!r}: see --help for what goes where")
-    positional = ("setup", "directory", "studies", "file")
+    positional = ("task", "directory", "studies", "file")
     names = [f.name.replace("_", "-") for f in fields(command) if f.name not in positional]
     return unknown("option", word, ["--" + name for name in names] + ["--help"])
 
@@ -99,7 +100,7 @@ def main() -> NoReturn:
     except InputError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(f"{error.strerror}: {error.filename}")
+        _fail(explained(error))
     except MemoryError as error:
         _fail(f"not enough memory: {first_line(error)}; take fewer clients, or a smaller model")
     except RuntimeError as error:

@@ -2,14 +2,15 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
 
 from fairwind import algorithms, setups
+from fairwind.cli.options import Folder, Whole
 from fairwind.cli.terminal import out, say
+from fairwind.references import is_reference, load_task
 from fairwind.setups import Where
 from fairwind.spec import Parameters, parameters
 
@@ -19,25 +20,28 @@ class Data:
     """Prepare a setup's data: download or read it, check it, deal it to clients, and keep that in a cache.
 
     Shows what was made, and draws how labels are spread over the clients. Comparisons do this by themselves
-    where it has not been done.
+    where it has not been done. Of a task of your own the clients are shown.
     """
 
-    setup: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SETUP")]
-    """The setup; parameters follow a colon, as in cifar10:beta=0.5."""
-    data_dir: Path | None = None
+    task: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
+    """The setup; parameters follow a colon, as in cifar10:beta=0.5. Or a task of your own, FILE.py:NAME."""
+    data_dir: Folder = None
     """Folder with the data set's files. If not given, data that was prepared before is shown, or the Hugging
     Face hub's is downloaded (to have the hub's beside another, name another --cache)."""
-    glove: Path | None = None
+    glove: Folder = None
     """File, or folder, of GloVe's word vectors for sent140 (the data folder is searched if not given)."""
-    cache: Path | None = None
+    cache: Folder = None
     """Where to keep it (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
-    clients: int | None = None
+    clients: Whole = None
     """Number of clients; the same as SETUP:clients=…"""
 
     def run(self) -> None:
         from fairwind.report import data_table, write_labels  # charts need a second to load
 
-        spec = setups.with_clients(self.setup, self.clients)
+        if is_reference(self.task):
+            out.print(data_table(self.task, load_task(self.task).federation))
+            return
+        spec = setups.with_clients(self.task, self.clients)
         entry = setups.entry(spec, Where(self.data_dir, self.glove, self.cache), say)
         federation = entry.load()
         out.print(data_table(spec, federation))

@@ -1,9 +1,9 @@
-"""compare, resume and report: several algorithms on one setup."""
+"""compare, resume and report: several algorithms on one task."""
 
-import json
+import math
+import shlex
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,16 +11,20 @@ import tyro
 from safetensors import SafetensorError
 
 from fairwind import algorithms, setups
-from fairwind.cli.terminal import advance, err, help_along, out, say
-from fairwind.comparison import Recipe, RunDirectory, settings_of
-from fairwind.data.federation import Federation
+from fairwind.cli.options import Folder, Number, Whole
+from fairwind.cli.terminal import err, out, say
+from fairwind.directory import RunDirectory, check_free, held, new_directory
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find, join
-from fairwind.engine.settings import Engine, Switch
+from fairwind.engine.settings import Engine, Settings, Switch
 from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, first_line
-from fairwind.files import RESULTS
+from fairwind.errors import InputError, first_line, in_range
+from fairwind.files import RESULTS, read_json
+from fairwind.recipe import Recipe, changed_settings, settings_of
+from fairwind.references import is_reference, load_task
 from fairwind.setups import Where
+from fairwind.task import Task
+from fairwind.training import help_along, train
 
 SETTINGS = (  # options of a comparison
     *(
@@ -34,9 +38,10 @@ SETTINGS = (  # options of a comparison
         "lr_decay",
         "epochs",
         "participation",
+        "clients_per_round",
         "probe_samples",
     ),
-    *("eval_every", "engine", "device", "compile", "precision", "memory", "workers"),
+    *("eval_every", "target", "engine", "device", "compile", "precision", "memory", "workers"),
 )
 
 
@@ -48,48 +53,57 @@ class Compare:
     comparison that was stopped, or killed, goes on with 'fairwind resume DIR'.
     """
 
-    setup: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SETUP")] = "synthetic"
-    """Data, model and solver that belong together; parameters follow a colon, as in
-    synthetic:classes=5,sizes=li. 'fairwind list' shows all."""
-    data_dir: Path | None = None
+    task: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")] = "synthetic"
+    """A setup, whose parameters follow a colon, as in synthetic:classes=5,sizes=li ('fairwind list' shows
+    all); or your own task: FILE.py:NAME or PACKAGE.MODULE:NAME of a fairwind.Task, or of a function that
+    makes one."""
+    data_dir: Folder = None
     """Folder with the setup's files. If not given, data that was prepared before is used, or the Hugging Face
     hub's is downloaded."""
-    glove: Path | None = None
+    glove: Folder = None
     """File, or folder, of GloVe's word vectors for sent140 (the data folder is searched if not given)."""
-    cache: Path | None = None
+    cache: Folder = None
     """Folder of prepared data (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
-    clients: int | None = None
-    """Number of clients; the same as SETUP:clients=…"""
+    clients: Whole = None
+    """Number of clients of a setup; the same as SETUP:clients=…"""
     algorithms: tuple[str, ...] = algorithms.PAPER
-    """Algorithms to compare; parameters follow a colon, as in adafedadam:alpha=2,warmup=0."""
+    """Algorithms to compare; parameters follow a colon, as in adafedadam:alpha=2,warmup=0. One of your own is
+    FILE.py:NAME of a fairwind.Algorithm."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of initial weights, batch order and participation; every algorithm runs under each."""
-    rounds: int | None = None
-    """Communication rounds (the setup's own if not given)."""
-    alpha: float | None = None
+    rounds: Whole = None
+    """Communication rounds (the task's own if not given)."""
+    alpha: Number = None
     """AdaFedAdam's fairness: 0 weighs clients by size alone, larger is fairer (its default is 1)."""
-    solver: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop"] | None = None
-    """How clients train (the setup's own if not given)."""
-    momentum: float | None = None
+    solver: Annotated[
+        Literal["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop"] | None,
+        tyro.conf.arg(metavar="{sgd,momentum,nesterov,adam,adamw,rmsprop}"),
+    ] = None
+    """How clients train (the task's own if not given)."""
+    momentum: Number = None
     """Momentum of --solver momentum or nesterov (0.9 if not given)."""
-    lr: float | None = None
-    """Local learning rate (the setup's own if not given)."""
-    batch_size: int | None = None
-    """Local batch size (the setup's own if not given)."""
-    weight_decay: float | None = None
-    """Local weight decay (the setup's own if not given)."""
-    clip: float | None = None
+    lr: Number = None
+    """Local learning rate (the task's own if not given)."""
+    batch_size: Whole = None
+    """Local batch size (the task's own if not given)."""
+    weight_decay: Number = None
+    """Local weight decay (the task's own if not given)."""
+    clip: Number = None
     """Largest norm of a batch's gradient; longer ones are scaled down to it."""
-    lr_decay: float | None = None
+    lr_decay: Number = None
     """What the local learning rate is multiplied by after every round."""
-    epochs: int | tuple[int, int] | None = None
+    epochs: Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="INT [INT]")] = None
     """Local epochs a round; two numbers, as in --epochs 1 3, are drawn between for each client and round."""
-    participation: int | float = 1.0
-    """Clients in a round: a share with a point, as in 0.1, or a number, as in 10; 1.0 is all."""
-    probe_samples: int | None = None
+    participation: float = 1.0
+    """Share of the clients that train in a round."""
+    clients_per_round: Whole = None
+    """Number of clients that train in a round, instead of a share."""
+    probe_samples: Whole = None
     """Samples on which clients measure loss and gradient before training (all if not given)."""
     eval_every: int = 10
-    """Rounds between evaluations of all clients' test accuracy."""
+    """Rounds between evaluations of all clients on their test samples."""
+    target: Number = None
+    """Stop early once the average of every run has reached this."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto takes a GPU where there is one."""
     engine: Engine = "auto"
@@ -100,40 +114,56 @@ class Compare:
     precision: Precision = "auto"
     """How local steps are computed: float32 is exact; tf32 rounds the factors of products, bf16 all but
     weights and sums, both for speed on a GPU. auto is tf32 on a GPU, float32 on a CPU."""
-    memory: float | None = None
+    memory: Number = None
     """GiB that clients training at once may take; the rest wait (if not given: on a CPU 1/32, which stays
     near its cache; on a GPU a quarter of its memory)."""
-    workers: int | None = None
+    workers: Whole = None
     """Threads that share the clients out on a CPU (one for each core if not given)."""
-    out: Path | None = None
-    """Directory for the results (runs/SETUP-TIME if not given)."""
+    out: Folder = None
+    """Directory for the results (runs/NAME-TIME if not given)."""
     checkpoint_every: float = 30
     """Seconds between checkpoints: what a kill may cost."""
 
     def run(self) -> None:
-        recipe = self.recipe()
+        in_range(0, math.inf, checkpoint_every=self.checkpoint_every)
+        own = self._own_task()
+        recipe = self.recipe(own)
         recipe.check()
-        path = self.out or Path("runs") / f"{self.setup.partition(':')[0]}-{datetime.now():%Y%m%d-%H%M%S}"
-        if find().first:
-            RunDirectory.check_free(path)
-        where = Where(self.data_dir, self.glove, self.cache)
-        federation = _load(recipe.setup, where)
-        simulation = recipe.build(federation)
-        if not simulation.ranks.first:
-            return help_along(simulation)
-        # with nothing left open
-        recipe = replace(recipe, settings=simulation.settings, data=federation.origin.get("digest"))
-        directory = RunDirectory.create(path, recipe, where)
-        with directory.locked():
+        first = find().first
+        name = own.name if own is not None else recipe.setup.partition(":")[0]
+        path = self.out or (new_directory(name) if first else Path())
+        with held(path) if first else nullcontext():
+            if first:
+                check_free(path)
+            where = Where(self.data_dir, self.glove, self.cache)
+            task = own or _load(recipe.setup, where)
+            simulation = recipe.build(task)
+            if not first:
+                return help_along(simulation)
+            directory = RunDirectory.create(path, recipe.vouched(task, simulation), where)
             directory.write_history(simulation)
             _train(directory, simulation, self.checkpoint_every)
         return None
 
-    def recipe(self) -> Recipe:
-        """What the options amount to."""
-        spec = setups.with_clients(self.setup, self.clients)
+    def _own_task(self) -> Task | None:
+        """The user's own task, if that is what is named."""
+        if not is_reference(self.task):
+            return None
+        for name in ("data_dir", "glove", "cache", "clients"):
+            if getattr(self, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')} is for setups; {self.task} brings its own data")
+        return load_task(self.task)
+
+    def recipe(self, own: Task | None = None) -> Recipe:
+        """What the options amount to, for a setup or a task of one's own."""
         given = {name: getattr(self, name) for name in SETTINGS}
-        settings = settings_of(spec, **{name: value for name, value in given.items() if value is not None})
+        changes = {name: value for name, value in given.items() if value is not None}
+        settings: Settings
+        if own is None:
+            spec = setups.with_clients(self.task, self.clients)
+            settings = settings_of(spec, **changes)
+        else:
+            spec, settings = self.task, changed_settings(own.solver, own.rounds, **changes)
         specs = tuple(self._with_alpha(algorithm) for algorithm in self.algorithms)
         if self.alpha is not None and specs == self.algorithms:
             raise InputError("--alpha is AdaFedAdam's, and no adafedadam without its own alpha is compared")
@@ -154,24 +184,28 @@ class Resume:
     """The comparison's directory."""
     checkpoint_every: float = 30
     """Seconds between checkpoints: what a kill may cost."""
-    cache: Path | None = None
+    cache: Folder = None
     """Folder of prepared data (the one the comparison began with if not given)."""
 
     def run(self) -> None:
+        in_range(0, math.inf, checkpoint_every=self.checkpoint_every)
         directory = RunDirectory.open(self.directory)
-        if (self.directory / RESULTS).exists():
-            err.print("finished: nothing is left to train")
-            return _show(self.directory) if find().first else None
-        for change in directory.changed():
-            err.print(f"fairwind: {change}; the last bits of the results may change with it", soft_wrap=True)
-        simulation = directory.recipe.build(directory.federation(self.cache))
-        ranks = simulation.ranks
-        with directory.locked() if ranks.first else nullcontext():
-            ranks.meet()  # from here on no other process changes the checkpoints
+        first = find().first
+        with held(self.directory) if first else nullcontext():
+            damaged = directory.damaged() if directory.finished else []
+            if directory.finished and not damaged:
+                err.print("finished: nothing is left to train")
+                return _show(self.directory) if first else None
+            for change in directory.changed():
+                say(f"fairwind: {change}; the last bits of the results may change with it")
+            simulation = _begun(directory, self.cache)
+            simulation.ranks.meet()  # from here on no other process changes the checkpoints
             for refusal in directory.restore(simulation):
-                err.print(f"fairwind: {refusal}; an earlier one is used", soft_wrap=True)
-            if not ranks.first:
+                say(f"fairwind: {refusal}; an earlier one is used")
+            if not first:
                 return help_along(simulation)
+            if damaged:
+                say(f"fairwind: damaged, and made again: {', '.join(damaged)}")
             err.print(f"going on at round {simulation.round} of {simulation.settings.rounds}")
             _train(directory, simulation, self.checkpoint_every)
         return None
@@ -185,39 +219,56 @@ class Report:
     """The comparison's directory."""
 
     def run(self) -> None:
-        RunDirectory.open(self.directory)
-        if not (self.directory / RESULTS).exists():
+        directory = RunDirectory.open(self.directory)
+        if not directory.finished:
             raise InputError(
                 f"{self.directory} has no results yet: finish it with 'fairwind resume {self.directory}'"
+            )
+        if damaged := directory.damaged():
+            raise InputError(
+                f"{self.directory / damaged[0]} is damaged: 'fairwind resume {self.directory}' makes it again"
             )
         _show(self.directory)
 
 
-def _load(spec: str, where: Where) -> Federation:
-    """The data of a setup, with a line on what it is where it comes from files."""
-    federation = setups.federation(spec, where, say, join())
+def _begun(directory: RunDirectory, cache: Path | None) -> Simulation:
+    """The simulation of a run that was begun, if its task still is what it was."""
+    task = directory.task(cache)
+    simulation = directory.recipe.build(task)
+    differs = directory.recipe.differs(directory.recipe.vouched(task, simulation))
+    if differs and (is_reference(directory.recipe.setup) or differs.startswith("algorithms")):
+        raise InputError(
+            f"{directory.path} began with another {differs}: undo that, or begin anew in another directory"
+        )
+    return simulation
+
+
+def _load(spec: str, where: Where) -> Task:
+    """A setup's task, with a line on what its data is where it comes from files."""
+    task = setups.task(spec, where, say, join())
+    federation = task.federation
     if federation.origin:
         files = ", ".join(file["file"] for file in federation.origin["source"])
         say("; ".join([f"{federation.name}, from {files}", *federation.origin.get("notes", [])]))
         say("measuring every client's loss before training")
-    return federation
+    return task
 
 
 def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: float) -> None:
     """The rounds that are left, then the results."""
-    advance(directory, simulation, checkpoint_every, f"fairwind resume {directory.path}")
-    directory.write_models(simulation)
+    again = shlex.join(["fairwind", "resume", str(directory.path)])
+    train(simulation, directory, console=err, every=checkpoint_every, again=again)
     directory.write_results(simulation)
     _show(directory.path)
 
 
 def _show(path: Path) -> None:
-    """The table on the terminal, and the page."""
+    """The page, and the table on the terminal."""
     from fairwind.report import summary_table, write_report  # charts need a second to load
 
     try:
-        out.print(summary_table(json.loads((path / RESULTS).read_text())))
         write_report(path)
+        out.print(summary_table(read_json(path / RESULTS)))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise InputError(f"the report of {path} cannot be written: {first_line(error)}") from error
     out.print(f"report: {path / 'report.html'}", soft_wrap=True, markup=False)

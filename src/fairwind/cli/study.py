@@ -12,15 +12,17 @@ import tyro
 from rich.table import Table
 
 from fairwind import setups
-from fairwind.cli.terminal import advance, out, say
-from fairwind.comparison import RunDirectory, environment
+from fairwind.cli.options import Folder
+from fairwind.cli.terminal import err, out, say
 from fairwind.data import store
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source
+from fairwind.directory import RunDirectory
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find
 from fairwind.engine.settings import Settings, Switch, resolve
 from fairwind.engine.simulation import Simulation
+from fairwind.environment import environment
 from fairwind.errors import InputError, positive, unknown
 from fairwind.files import write_json
 from fairwind.paper import theory
@@ -28,15 +30,16 @@ from fairwind.paper.studies import STUDIES, THEORY, Scale, scaled
 from fairwind.setups import Where
 from fairwind.study import Finished, Panel, Study, choose, missing, narrowed, read_runs, read_study
 from fairwind.study import run as train_job
+from fairwind.training import train as train_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How the runs of a study are trained, and where they go."""
 
-    data_dir: Path | None = None
+    data_dir: Folder = None
     """Folder with the setups' files, each in a folder of its name (femnist, cifar10, sent140, glove)."""
-    cache: Path | None = None
+    cache: Folder = None
     """Folder of prepared data (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto takes a GPU where there is one."""
@@ -83,7 +86,8 @@ class Training:
         again = shlex.join(["fairwind", *sys.argv[1:]])
 
         def train(directory: RunDirectory, simulation: Simulation) -> None:
-            advance(directory, simulation, self.checkpoint_every, again, save_last=False)
+            every = self.checkpoint_every
+            train_rounds(simulation, directory, console=err, every=every, again=again, save_last=False)
 
         if find().world > 1:
             raise InputError("a study is trained by one process: start it without torchrun")
@@ -194,7 +198,7 @@ class Sweep(Training):
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.toml")]
     """The study: a title, and a [[grid]] of setups, algorithms, seeds and settings; lists are varied."""
-    out: Path | None = None
+    out: Folder = None
     """Directory for the runs and the page (runs/NAME, from the file's name, if not given)."""
 
     def run(self) -> None:

@@ -1,10 +1,17 @@
-"""What a model's outputs are worth: a number for each sample."""
+"""Losses: a number for each sample, from a model's outputs and the targets."""
 
+import copy
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairwind.errors import InputError
+from fairwind.scores import first_output, per_sample_mean
 
 Loss = Callable[[Any, Any], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,)
 
@@ -17,18 +24,55 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
     """
     logits = first_output(outputs)
     classes = torch.arange(logits.shape[-1], device=logits.device)
-    losses = logits.logsumexp(-1) - torch.where(targets[..., None] == classes, logits, 0).sum(-1)
-    return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+    return per_sample_mean(
+        logits.logsumexp(-1) - torch.where(targets[..., None] == classes, logits, 0).sum(-1)
+    )
 
 
-def accuracy(outputs: Any, targets: Tensor) -> Tensor:
-    """1 where the largest output is the target's; outputs that are not finite predict nothing."""
+def per_sample(loss: Any) -> Loss:
+    """A loss for each sample, of a loss as users have it: PyTorch's make one number of a batch."""
+    if loss is F.cross_entropy or (type(loss) is nn.CrossEntropyLoss and _plain(loss)):
+        return _cross_entropy
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        module: Any = copy.deepcopy(loss)
+        module.reduction = "none"
+        return partial(_reduced, module)
+    if not callable(loss):
+        raise InputError(
+            f"{loss!r} is not a loss: give a function of outputs and targets, or one of PyTorch's"
+        )
+    name = getattr(loss, "__name__", "")
+    own: Any = getattr(F, name, None)
+    if own is loss:
+        if "reduction" not in inspect.signature(own).parameters:
+            raise InputError(f"F.{name} is not a loss: give a function of outputs and targets")
+        return partial(_reduced, partial(own, reduction="none"))
+    given: Loss = loss
+    return given
+
+
+def _plain(loss: nn.CrossEntropyLoss) -> bool:
+    return loss.weight is None and loss.label_smoothing == 0 and loss.ignore_index < 0
+
+
+def _cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+    """PyTorch's, whose classes are the second dimension of the outputs."""
     logits = first_output(outputs)
-    right = ((logits.argmax(-1) == targets) & torch.isfinite(logits).all(-1)).to(logits.dtype)
-    return right if right.ndim == 1 else right.flatten(1).mean(1)
+    if targets.is_floating_point() or logits.dim() > 2:
+        return per_sample_mean(F.cross_entropy(logits, targets, reduction="none"))
+    return cross_entropy(logits, targets)
 
 
-def first_output(outputs: Any) -> Tensor:
-    """The tensor that is compared with the targets."""
-    first: Tensor = outputs[0] if isinstance(outputs, tuple | list) else outputs
-    return first
+def _reduced(loss: Callable[..., Tensor], outputs: Any, targets: Tensor) -> Tensor:
+    """The mean over all that one sample has."""
+    predicted = first_output(outputs)
+    if targets.shape != predicted.shape and targets.numel() == predicted.numel():
+        targets = targets.reshape(predicted.shape)  # (B,) beside (B, 1)
+    if predicted.is_floating_point() and not targets.is_floating_point() and targets.shape == predicted.shape:
+        targets = targets.to(predicted.dtype)
+    return per_sample_mean(loss(predicted, targets))
+
+
+def needs_labels(loss: Loss) -> bool:
+    """Whether it compares outputs (B, C) with class labels."""
+    return loss in (cross_entropy, _cross_entropy)

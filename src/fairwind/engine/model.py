@@ -13,7 +13,7 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, mapped, take
 from fairwind.engine.gradients import Dense, Factored, Gradient, is_linear, watch
 from fairwind.engine.layout import Parts
-from fairwind.engine.plain import PlainModel, activations, copied, read
+from fairwind.engine.plain import PlainModel, activations, copied, judged, read
 from fairwind.engine.precision import products
 from fairwind.errors import first_line
 from fairwind.layers import CountedRandomness, key_names, stackable
@@ -49,7 +49,7 @@ class StackedModel:
             raise CannotStackError(f"its forward pass changes the buffer {plain.changed_buffer!r}")
         if plain.randomness == "generator":
             raise CannotStackError("its forward pass draws random numbers other than dropout")
-        self.loss, self.score = plain.loss, plain.score
+        self.loss, self.judges = plain.loss, plain.judges
         self.layout, self.dtype = plain.layout, plain.dtype
         self.compute = compute or self.dtype
         device = federation.device
@@ -104,11 +104,11 @@ class StackedModel:
         summed: Tensor = vmap(self._summed_loss)(parts, {}, inputs, targets, mask)[0]
         return summed
 
-    def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        """Each sample's loss and score (R, B) under models x (R, P)."""
+    def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
         scores_of = vmap(self._scores, in_dims=(0, None, None))
-        losses, scores = scores_of(self.layout.parts(x), inputs, targets)
-        return losses, scores
+        found: tuple[Tensor, ...] = scores_of(self.layout.parts(x), inputs, targets)
+        return found
 
     def _leaves(self, parts: Parts, mask: Tensor) -> tuple[Parts, Seen]:
         """What is differentiated by: parts, or zeros for their layers to add; and those parts."""
@@ -156,9 +156,9 @@ class StackedModel:
         outputs, seen = self._call(module, leaves, held, inputs)
         return torch.where(mask, self.loss(outputs, targets), 0).sum(), seen
 
-    def _scores(self, parts: Parts, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+    def _scores(self, parts: Parts, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         outputs, _ = self._call(self.evaluating, parts, {}, inputs)
-        return self.loss(outputs, targets), self.score(outputs, targets)
+        return judged(self.loss, self.judges, outputs, targets)
 
     def _try(self, plain: PlainModel, federation: Federation) -> None:
         """Trains, probes and scores two rows, and compares their gradients with a plain backward pass.

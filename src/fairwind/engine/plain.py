@@ -12,9 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, kind, mapped, take, tensors
 from fairwind.engine.layout import Layout
-from fairwind.engine.losses import Loss, accuracy, cross_entropy, first_output
+from fairwind.engine.losses import Loss, cross_entropy, needs_labels
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, counted, key_names
+from fairwind.scores import Score, accuracy, first_output
 
 Randomness = Literal["none", "functional", "generator"]
 HEAVY = 5e7  # floating-point operations: a millisecond or two of a core
@@ -24,11 +25,15 @@ class PlainModel:
     """A copy of a module, in training or in evaluation mode. The user's own module is never changed."""
 
     def __init__(
-        self, model: nn.Module, federation: Federation, loss: Loss = cross_entropy, score: Loss = accuracy
+        self,
+        model: nn.Module,
+        federation: Federation,
+        loss: Loss = cross_entropy,
+        scores: tuple[Score, ...] = (accuracy,),
     ):
         """Refuses a model that cannot train on the federation's samples."""
         self.layout = Layout.of(model)
-        self.loss, self.score = loss, score
+        self.loss, self.judges = loss, scores
         self.module = counted(copied(model, training=True)).to(federation.device)
         # Which of its modules train; frozen normalisation does not.
         self.trains = [module.training for module in self.module.modules()]
@@ -90,16 +95,14 @@ class PlainModel:
         """Each sample's loss in the mode that the module is in."""
         return self.loss(call(self.module, inputs), targets)
 
-    def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        """Each sample's loss and score (R, B) under models x (R, P)."""
+    def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
         found = []
         self.train(False)
         for flat in x:
             self.load(flat)
-            outputs = call(self.module, inputs)
-            found.append((self.loss(outputs, targets), self.score(outputs, targets)))
-        losses, scores = zip(*found, strict=True)
-        return torch.stack(losses), torch.stack(scores)
+            found.append(judged(self.loss, self.judges, call(self.module, inputs), targets))
+        return tuple(torch.stack(each) for each in zip(*found, strict=True))
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
         """A complete state dict of the user's module with parameters x (P,)."""
@@ -113,18 +116,31 @@ class PlainModel:
         weights = self.load(self.start)
         with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
             outputs = call(self.module, inputs)
-            if self.loss is cross_entropy:
+            if needs_labels(self.loss):
                 check_labels(federation, first_output(outputs))
             losses = self.loss(outputs, targets)
             if losses.shape == (1,):
                 torch.autograd.grad(losses.sum(), weights, allow_unused=True)
         self.train(False)
+        if losses.shape != (1,):
+            raise InputError(
+                f"the loss is not one number per sample but {tuple(losses.shape)} for one; let it return the "
+                "losses of a batch (B,), as with reduction='none'"
+            )
         with torch.no_grad():
-            scores = self.score(call(self.module, inputs), targets)
+            outputs = call(self.module, inputs)
+            for score in self.judges:
+                shape = tuple(score.per_sample(outputs, targets).shape)
+                if shape[:1] != (1,) or len(shape) > (2 if score.per_client else 1):
+                    raise InputError(
+                        f"the score {score.name!r} is not one number per sample but {shape} for one"
+                    )
         self.train()
-        for what, value in (("loss", losses), ("score", scores)):
-            if value.shape != (1,):
-                raise InputError(f"the {what} is not one number per sample but {tuple(value.shape)} for one")
+
+
+def judged(loss: Loss, scores: tuple[Score, ...], outputs: Any, targets: Any) -> tuple[Tensor, ...]:
+    """Each sample's loss, and the numbers that each score makes of it."""
+    return loss(outputs, targets), *(score.per_sample(outputs, targets) for score in scores)
 
 
 def copied(model: nn.Module, *, training: bool) -> nn.Module:

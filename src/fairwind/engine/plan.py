@@ -69,8 +69,10 @@ class Planner:
 
     federation: Federation
     solver: Solver
-    participation: float | int = 1.0
-    """Share of the clients in a round (a float in (0, 1]), or their number (an int)."""
+    participation: float = 1.0
+    """Share of the clients in a round."""
+    clients_per_round: int | None = None
+    """Their number instead, if given."""
     probe_samples: int | None = None
     """Training samples on which F_k and ∇F_k are measured, drawn anew each round; None is all of them."""
 
@@ -80,14 +82,14 @@ class Planner:
     @property
     def participants(self) -> int:
         """Clients in each round."""
-        clients, asked = len(self.federation), self.participation
-        if isinstance(asked, int) and 1 <= asked <= clients:
-            return asked
-        if isinstance(asked, float) and 0 < asked <= 1:
-            return max(1, round(asked * clients))
-        raise InputError(
-            f"participation={asked} is neither a share up to 1.0 nor a number of clients from 1 to {clients}"
-        )
+        clients, asked = len(self.federation), self.clients_per_round
+        if asked is None:
+            return max(1, round(self.participation * clients))
+        if asked > clients:
+            raise InputError(
+                f"clients_per_round={asked} is more than the {clients} clients of the federation"
+            )
+        return asked
 
     @property
     def repeats(self) -> bool:

@@ -1,5 +1,6 @@
 """How to train: what a user may set, and what is chosen where nothing is said."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,11 +28,15 @@ class Settings:
 
     rounds: int = 100
     solver: Solver = field(default_factory=Solver)
-    participation: float | int = 1.0
-    """Share of clients in a round (a float up to 1.0), or their number (an int)."""
+    participation: float = 1.0
+    """Share of the clients that train in a round."""
+    clients_per_round: int | None = None
+    """Their number, if given, instead of a share."""
     probe_samples: int | None = None
     """Samples on which a client measures its loss and gradient before training; None is all, as for F(x⁰)."""
     eval_every: int = 10
+    target: float | None = None
+    """Average score at which training stops early, once every run has reached it."""
     engine: Engine = "auto"
     """Train all clients of all runs at once (stacked) or one after another (loop); "auto" takes the faster
     of those that can."""
@@ -52,11 +57,22 @@ class Settings:
                 f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…, momentum=…)"
             )
         whole(1, rounds=self.rounds, eval_every=self.eval_every)
+        if self.clients_per_round is not None:
+            whole(1, clients_per_round=self.clients_per_round)
+            if self.participation != 1.0:
+                raise InputError("participation and clients_per_round are given: one of them decides")
+        if not isinstance(self.participation, int | float) or not 0 < self.participation <= 1:
+            raise InputError(
+                f"participation={self.participation} is not a share of the clients, from 0 to 1; "
+                "for a number of clients give clients_per_round"
+            )
         if self.probe_samples is not None:
             whole(1, probe_samples=self.probe_samples)
         if self.memory is not None:
             positive(memory=self.memory)
             in_range(0, LARGEST, memory=self.memory)
+        if self.target is not None:
+            in_range(-math.inf, math.inf, target=self.target)
         if self.workers is not None:
             whole(1, workers=self.workers)
         for name, value, known in (

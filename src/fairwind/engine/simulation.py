@@ -8,18 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairwind.contract import advance, refuses
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
 from fairwind.engine.checkpoint import Checkpoint
+from fairwind.engine.checks import build, check_runs, check_shapes, check_shared
 from fairwind.engine.choice import choose
 from fairwind.engine.compiling import compiler_found
-from fairwind.engine.evaluate import Pick, client_means, split
+from fairwind.engine.curves import Curves
+from fairwind.engine.evaluate import Pick, client_scores, split
 from fairwind.engine.executor import Executor, Outcome, Run
 from fairwind.engine.loop import Loop
-from fairwind.engine.losses import Loss, accuracy, cross_entropy
+from fairwind.engine.losses import cross_entropy, per_sample
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import Planner
 from fairwind.engine.precision import products
@@ -27,8 +29,9 @@ from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.settings import Model, Settings, resolve
 from fairwind.engine.stacked import Stacked
 from fairwind.engine.workers import keep_memory, threads
-from fairwind.errors import InputError, in_range, whole
+from fairwind.errors import InputError
 from fairwind.metrics import fairness, finite
+from fairwind.scores import Score, accuracy, as_scores
 
 COMPILING = {"cpu": 30, "cuda": 60}  # seconds that it takes, about, and must save
 
@@ -43,23 +46,25 @@ class Simulation:
         runs: Sequence[Run],
         settings: Settings,
         *,
-        loss: Loss = cross_entropy,
-        score: Loss = accuracy,
+        loss: Any = cross_entropy,
+        score: Any = accuracy,
         ranks: Ranks = ALONE,
     ):
+        """`loss` and `score` as users give them: see `losses.per_sample` and `scores.as_scores`."""
         self.ranks, self.runs = ranks, list(runs)
+        self.scores = as_scores(score)
         self.settings = resolve(settings, ranks)
-        _check_runs(self.runs, self.settings)
+        check_runs(self.runs, self.settings)
         if not federation.test.any():
             raise InputError("no client has test samples; give clients more samples or a smaller train share")
-        models = {run.seed: _build(model, run.seed) for run in self.runs}
+        models = {run.seed: build(model, run.seed) for run in self.runs}
         first = next(iter(models.values()))
-        _check_shared(models)
+        check_shared(models)
         dtype = next((p.dtype for p in first.parameters() if p.requires_grad), torch.float32)
         inputs = cast(federation.inputs, dtype)
         self.federation = replace(federation, inputs=inputs).to(self.settings.device)
         with self._threads(1):
-            self.plain = PlainModel(first, self.federation, loss, score)
+            self.plain = PlainModel(first, self.federation, per_sample(loss), self.scores)
             self.choice = choose(first, self.plain, self.federation, self.settings, ranks)
         self.settings = replace(self.settings, engine=self.choice.engine)
         self.layout = self.plain.layout
@@ -81,13 +86,17 @@ class Simulation:
         self.client_steps = 0
         self.seconds = 0.0
         self.history: list[dict[str, Any]] = []
-        self.loss, self.accuracy = torch.full((2, *shape), torch.nan, dtype=torch.float64)
+        self.curves = Curves()
+        found = torch.full((1 + len(self.scores), *shape), torch.nan, dtype=torch.float64)
+        self.loss, self.score, *self.further = found  # (R, K) each: test losses, the main score, other scores
 
     def _executor(self) -> Executor:
         s = self.settings
         assert s.memory is not None
         assert s.workers is not None
-        self.planner = Planner(self.federation, s.solver, s.participation, s.probe_samples)
+        self.planner = Planner(
+            self.federation, s.solver, s.participation, s.clients_per_round, s.probe_samples
+        )
         given = self.federation, self.planner, self.runs
         if self.choice.stacked is None:
             self.settings = replace(s, compile="off")
@@ -106,22 +115,23 @@ class Simulation:
         return stacked
 
     def start(self) -> None:
-        """Measures what is known before the first round: every client's F_k(x⁰), and its test accuracy."""
+        """Measures what is known before the first round: every client's F_k(x⁰), and its test scores."""
         asking = [r for r, run in enumerate(self.runs) if run.algorithm.probe != "none"]
         first: dict[int, int] = {}  # by seed, the run whose model is measured for all of that seed
         for r in asking:
             first.setdefault(self.runs[r].seed, r)
         if first:
-            losses = self._means(self.x[list(first.values())], *split(self.federation, "train"))[0]
+            losses = self._judge(self.x[list(first.values())], *split(self.federation, "train"))[0]
             for r in asking:
                 self.loss0[r] = losses[list(first).index(self.runs[r].seed)]
             self._check_losses(self.loss0)
         self.evaluate()
 
-    def _means(self, x: Tensor, sizes: Tensor, pick: Pick) -> tuple[Tensor, Tensor]:
+    def _judge(self, x: Tensor, sizes: Tensor, pick: Pick) -> tuple[Tensor, ...]:
+        """Every client's mean loss and scores under models x (R, P)."""
         model = self.choice.stacked or self.plain
         with products(self.settings.precision, self.x.device):
-            return client_means(model, self.federation, x, sizes, pick, self.ranks)
+            return client_scores(model, self.federation, x, sizes, pick, self.ranks)
 
     def _threads(self, count: int) -> AbstractContextManager[None]:
         """So many threads for kernels on a CPU; on a GPU nothing changes."""
@@ -129,7 +139,15 @@ class Simulation:
 
     @property
     def done(self) -> bool:
-        return self.round >= self.settings.rounds
+        return self.round >= self.settings.rounds or self._reached()
+
+    def _reached(self) -> bool:
+        """Whether every run's average was at the target when it was last evaluated."""
+        target, sign = self.settings.target, self.scores[0].sign
+        newest = self.history[-len(self.runs) :]
+        if target is None or not newest:
+            return False
+        return all(line["avg"] is not None and sign * line["avg"] >= sign * target for line in newest)
 
     def step(self) -> None:
         """One round of every run, and an evaluation if one is due; before the first, what `start` does."""
@@ -151,7 +169,7 @@ class Simulation:
         for r, run in enumerate(self.runs):
             sums = outcome.total[r], outcome.sums[r], outcome.used[r]
             stepped.append(advance(run.algorithm, self.x[r], self.states[r], *sums))
-            _check_shapes(run.label, self.states[r], stepped[-1][1])
+            check_shapes(run.label, self.states[r], stepped[-1][1])
         for r, (x, state, moved) in enumerate(stepped):
             self.x[r] = x
             for old, new in zip(self.states[r], state, strict=True):
@@ -178,17 +196,24 @@ class Simulation:
                 saved = time.monotonic()
 
     def evaluate(self) -> None:
-        """Every client's test loss and accuracy now, added to the history."""
+        """Every client's test loss and scores now, added to the history."""
         self._check_losses(self.lowest[:, None])
-        loss, score = self._means(self.x, *self.test)
-        self.loss, self.accuracy = loss.cpu(), 100 * score.cpu()  # (R, K)
+        self.loss, self.score, *self.further = (found.cpu() for found in self._judge(self.x, *self.test))
+        self.curves.add(self.round, self.score)
         for r, run in enumerate(self.runs):
-            metrics = finite(fairness(self.accuracy[r], self.loss[r], self.federation.test))
+            metrics = self._metrics(self.scores[0], self.score[r], r)
             # What the server adapts by; before the first round it has measured nothing.
             state = self.states[r]._asdict() if self.round else {}
             scalars = {k: float(v) for k, v in state.items() if v.ndim == 0}
-            line = {"algorithm": run.label, "seed": run.seed, "round": self.round, **metrics}
-            self.history.append({**line, **{k: v for k, v in finite(scalars).items() if k not in line}})
+            line: dict[str, Any] = {"algorithm": run.label, "seed": run.seed, "round": self.round, **metrics}
+            line |= {k: v for k, v in finite(scalars).items() if k not in line}
+            if self.further:
+                others = zip(self.scores[1:], self.further, strict=True)
+                line["scores"] = {score.name: self._metrics(score, found[r], r) for score, found in others}
+            self.history.append(line)
+
+    def _metrics(self, score: Score, found: Tensor, r: int) -> dict[str, float | None]:
+        return finite(fairness(found, self.loss[r], self.federation.test, score.kind))
 
     def _check_losses(self, losses: Tensor) -> None:
         """Refuses negative losses (R, K) where an algorithm cannot do with them."""
@@ -207,8 +232,14 @@ class Simulation:
 
     def checkpoint(self) -> Checkpoint:
         """Everything that a continuation needs."""
-        tensors = self._tensors() | {"accuracy": self.accuracy, "loss": self.loss}
-        record = {"history": list(self.history), "client_steps": self.client_steps, "seconds": self.seconds}
+        tensors = self._tensors() | {"loss": self.loss, "score": self.score, "curves": self.curves.tensor()}
+        tensors |= {f"score.{s.name}": f for s, f in zip(self.scores[1:], self.further, strict=True)}
+        record = {
+            "history": list(self.history),
+            "evaluated": list(self.curves.rounds),
+            "client_steps": self.client_steps,
+            "seconds": self.seconds,
+        }
         # Copies, because all is written in place.
         return Checkpoint(self.round, {name: t.clone() for name, t in tensors.items()}, record)
 
@@ -222,59 +253,10 @@ class Simulation:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continues from a checkpoint of this very simulation."""
         for name, place in self._tensors().items():
-            if name in checkpoint.tensors:  # older ones know no lowest loss
-                place.copy_(checkpoint.tensors[name])
-        self.accuracy, self.loss = checkpoint.tensors["accuracy"], checkpoint.tensors["loss"]
+            place.copy_(checkpoint.tensors[name])
+        self.score, self.loss = checkpoint.tensors["score"], checkpoint.tensors["loss"]
+        self.further = [checkpoint.tensors[f"score.{score.name}"] for score in self.scores[1:]]
+        self.curves = Curves(checkpoint.record["evaluated"], checkpoint.tensors["curves"])
         self.round = checkpoint.round
         self.history = list(checkpoint.record["history"])
         self.client_steps, self.seconds = checkpoint.record["client_steps"], checkpoint.record["seconds"]
-
-
-def _check_runs(runs: list[Run], settings: Settings) -> None:
-    """Refuses seeds out of range, and an algorithm that needs what the solver cannot tell."""
-    if not runs:
-        raise InputError("there is nothing to run: name at least one algorithm and one seed")
-    solver = settings.solver
-    tells_steps = bool(torch.isfinite(solver.accumulated(torch.ones(()))))
-    for run in runs:
-        whole(0, seed=run.seed)
-        in_range(0, 2**32, seed=run.seed)
-        if not tells_steps and refuses(run.algorithm, steps=torch.nan):
-            raise InputError(
-                f"{run.label} weighs clients by their steps (‖a‖₁), which {solver.name} does not have: "
-                "take SGD, or another algorithm"
-            )
-
-
-def _check_shapes(label: str, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
-    """Refuses a state that changes shape: it is kept where it is."""
-    for name, before, after in zip(type(old)._fields, old, new, strict=True):  # type: ignore[attr-defined]
-        if before.shape != after.shape:
-            raise InputError(
-                f"{label}: the state's {name!r} is of shape {tuple(before.shape)} at first and "
-                f"{tuple(after.shape)} after a step; let init give it its final shape"
-            )
-
-
-def _build(model: Model, seed: int) -> nn.Module:
-    """The model itself, or a fresh one whose initial weights are drawn by the seed."""
-    if isinstance(model, nn.Module):
-        return model
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        return model()
-
-
-def _check_shared(models: dict[int, nn.Module]) -> None:
-    """Refuses seeds whose models differ in what all rows share: frozen parameters and buffers."""
-
-    def shared(model: nn.Module) -> dict[str, Tensor]:
-        frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
-        return frozen | dict(model.named_buffers())
-
-    first, *others = models.values()
-    for name, value in shared(first).items():
-        if not all(torch.equal(value, shared(other)[name]) for other in others):
-            raise InputError(
-                f"{name!r} is not trained but differs by seed; make it the same, or use one seed"
-            )

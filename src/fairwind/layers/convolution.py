@@ -80,8 +80,8 @@ class Sizes(NamedTuple):
 class WindowProduct(torch.autograd.Function):
     """The product of all windows of x with a kernel, with a backward pass of its own.
 
-    Autograd would add up the gradients of overlapping windows place by place. Here the gradient with respect
-    to x is a convolution, too: of the outputs' gradient, spread out by the stride, with the kernel reversed.
+    Autograd would add up the gradients of overlapping windows place by place. Where it pays, the gradient
+    with respect to x is a convolution here, too: of the outputs' gradient with the kernel reversed.
     """
 
     @staticmethod
@@ -110,9 +110,9 @@ class WindowProduct(torch.autograd.Function):
             d_kernel = torch.unflatten(d_kernel[..., :numbers, :], -2, kernel.shape[-3:-1])
             d_x = None
             if ctx.needs_input_grad[0]:
-                spread = _spread(d_y, ctx.spatial, sizes)
-                columns, shape = _columns(spread, sizes._replace(stride=(1,) * dims))
-                d_x = _outputs(columns, kernel.flip(-3).mT, shape)
+                # Windows of the gradient are as many numbers as it has channels, those of x as x has.
+                reverse = kernel.shape[-1] <= kernel.shape[-2] and all(s == 1 for s in sizes.stride)
+                d_x = (_reversed if reverse else _place_by_place)(d_y, kernel, ctx.spatial, sizes)
         return d_x, d_kernel, None
 
     @staticmethod
@@ -147,20 +147,24 @@ def _outputs(columns: Tensor, kernel: Tensor, shape: tuple[int, ...]) -> Tensor:
     return (columns @ (F.pad(weights, (0, 0, 0, short)) if short else weights)).view(*shape, -1)
 
 
-def _spread(y: Tensor, spatial: tuple[int, ...], sizes: Sizes) -> Tensor:
-    """Outputs' gradients where their windows began, padded such that reversed windows begin at x's places."""
-    dims = len(spatial)
-    if any(stride > 1 for stride in sizes.stride):
-        ends = [(n - 1) * stride + 1 for n, stride in zip(y.shape[-1 - dims : -1], sizes.stride, strict=True)]
-        apart = y.new_zeros(*y.shape[: -1 - dims], *ends, y.shape[-1])
-        every = [slice(None)] * (y.dim() - 1 - dims)
-        apart[(*every, *(slice(None, None, stride) for stride in sizes.stride))] = y
-        y = apart
+def _reversed(d_y: Tensor, kernel: Tensor, spatial: tuple[int, ...], sizes: Sizes) -> Tensor:
+    """The gradient with respect to x as a convolution, where windows begin at every place."""
     pads = [0, 0]
-    for d in reversed(range(dims)):
-        reach = sizes.dilation[d] * (sizes.kernel[d] - 1)
-        pads += [reach, spatial[d] - y.shape[-1 - dims + d]]
-    return F.pad(y, pads) if any(pads) else y
+    for size, dilation in zip(sizes.kernel[::-1], sizes.dilation[::-1], strict=True):
+        pads += [dilation * (size - 1)] * 2
+    columns, shape = _columns(F.pad(d_y, pads) if any(pads) else d_y, sizes)
+    return _outputs(columns, kernel.flip(-3).mT, shape)
+
+
+def _place_by_place(d_y: Tensor, kernel: Tensor, spatial: tuple[int, ...], sizes: Sizes) -> Tensor:
+    """The gradient with respect to x as a sum over the places of the kernel."""
+    dims, channels = len(spatial), kernel.shape[-2]
+    columns = d_y.flatten(-2 - dims, -2) @ kernel.flatten(-3, -2).mT
+    d_windows = columns.view(*d_y.shape[:-1], kernel.shape[-3], channels)
+    d_x = d_y.new_zeros(*d_y.shape[: -1 - dims], *spatial, channels)
+    for place, view in enumerate(shifted(d_x, d_x.dim() - 1 - dims, *sizes)):
+        view.add_(d_windows[..., place, :])
+    return d_x
 
 
 def _summed(views: list[Tensor], kernel: Tensor) -> Tensor:

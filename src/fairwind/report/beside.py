@@ -119,5 +119,5 @@ def by_algorithm(summary: Summary) -> dict[str, Summary]:
 
 def _accuracies(record: Record, label: str) -> dict[int, Any]:
     """The clients' accuracies of each seed of which they were kept."""
-    rows = zip(record.results["runs"], record.accuracy, strict=True)
+    rows = zip(record.results["runs"], record.score, strict=True)
     return {r["seed"]: row for r, row in rows if r["algorithm"] == label and np.isfinite(row).any()}

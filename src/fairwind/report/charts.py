@@ -16,7 +16,7 @@ Row = dict[str, Any]
 MAX_POINTS = 400  # per curve
 MAX_CLIENTS = 300  # columns of the per-client figure
 MEANS = ("mean of all clients", "mean of the worst-off 30 %")
-SMOOTHING = 2.5  # points of accuracy: the width of the kernel that draws the distributions
+SMOOTHING = 2.5  # percent of the axis: the width of the kernel that draws the distributions
 SPACE = "(containerSize()[0] || width)"  # `width` alone is known too late: a legend that wraps by it overlaps
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 
@@ -175,27 +175,28 @@ def certainty(record: Record) -> alt.LayerChart | None:
 
 
 def distribution(record: Record) -> alt.LayerChart:
-    """How the clients of all seeds are spread over accuracy: a ridge per algorithm, with two means."""
-    grid = np.linspace(0, 100, 201)
+    """How the clients of all seeds are spread over their scores: a ridge per algorithm, with two means."""
+    low, high = _range(record)
+    grid = np.linspace(low, high, 201)
     names = [display_name(label) for label in record.labels]
-    ridges = [_density(record.accuracy_of(label), grid) for label in record.labels]
+    ridges = [_density(record.score_of(label), grid) for label in record.labels]
     highest = max((float(ridge.max()) for ridge in ridges), default=0.0) or 1.0
     rows: list[Row] = []
     marks: list[Row] = []
     for i, (name, ridge, summary) in enumerate(zip(names, ridges, record.results["summary"], strict=True)):
         heights = 0.88 * ridge / highest
         rows += [
-            {"algorithm": name, "accuracy": float(a), "base": i, "top": round(i - float(h), 4)}
+            {"algorithm": name, "score": float(a), "base": i, "top": round(i - float(h), 4)}
             for a, h in zip(grid, heights, strict=True)
         ]
         for key, kind in zip(("avg", "worst30"), MEANS, strict=True):
             if (mean := summary[key]["mean"]) is not None:
-                marks.append({"algorithm": name, "accuracy": mean, "base": i, "mean": kind})
+                marks.append({"algorithm": name, "score": mean, "base": i, "mean": kind})
 
     x = alt.X(
-        "accuracy:Q",
-        title="accuracy of a client, %",
-        scale=alt.Scale(domain=[0, 100]),
+        "score:Q",
+        title=f"{record.judged.name} of a client{', %' * (record.judged.kind == 'accuracy')}",
+        scale=alt.Scale(domain=[low, high]),
         axis=alt.Axis(tickCount=alt.ExprRef("ceil(width / 80)")),
     )
     y_axis = _name_axis(dict(enumerate(names)))
@@ -226,7 +227,7 @@ def distribution(record: Record) -> alt.LayerChart:
             tooltip=[
                 alt.Tooltip("algorithm:N"),
                 alt.Tooltip("mean:N"),
-                alt.Tooltip("accuracy:Q", format=".2f"),
+                alt.Tooltip("score:Q", title=record.judged.axis, format=".4~g"),
             ],
         )
     )
@@ -234,13 +235,13 @@ def distribution(record: Record) -> alt.LayerChart:
         layer=[area, means],
         width="container",
         height=max(120, 62 * len(names)),
-        description="Distribution of client accuracy, by algorithm",
+        description=f"Distribution of clients' {record.judged.name}, by algorithm",
     )
 
 
 def clients(record: Record) -> alt.Chart:
-    """Each client a column, worst-off on the left; its accuracy under each algorithm is a colour."""
-    accuracy, order = client_means(record), shown_clients(record)
+    """Each client a column, worst-off on the left; its score under each algorithm is a colour."""
+    score, order = client_means(record), shown_clients(record)
     names = [display_name(label) for label in record.labels]
     columns: list[Row] = [
         {
@@ -250,24 +251,26 @@ def clients(record: Record) -> alt.Chart:
             "train": int(record.train_size[k]),
             "test": int(record.test_size[k]),
         }
-        | {f"a{i}": _number(accuracy[i, k]) for i in range(len(names))}
+        | {f"a{i}": _number(score[i, k]) for i in range(len(names))}
         for place, k in enumerate(order)
     ]
-    known = accuracy[:, order][np.isfinite(accuracy[:, order])]
-    lowest = float(np.floor(known.min() / 10) * 10) if known.size else 0.0
-    highest = float(np.ceil(known.max() / 10) * 10) if known.size else 100.0
+    known = score[:, order][np.isfinite(score[:, order])]
+    unit = ", %" * (record.judged.kind == "accuracy")
+    lowest, highest = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    if unit:
+        lowest, highest = np.floor(lowest / 10) * 10, max(np.ceil(highest / 10) * 10, lowest + 1)
     tooltip = [
         "client:N",
         alt.Tooltip("train:Q", title="training samples", format=",d"),
         alt.Tooltip("test:Q", title="test samples", format=",d"),
-        *(alt.Tooltip(f"a{i}:Q", title=f"{name}, %", format=".1f") for i, name in enumerate(names)),
+        *(alt.Tooltip(f"a{i}:Q", title=f"{name}{unit}", format=".4~g") for i, name in enumerate(names)),
     ]
     chart: alt.Chart = (
-        alt.Chart(alt.InlineData(columns), description="Accuracy of each client, by algorithm")
+        alt.Chart(alt.InlineData(columns), description=f"{record.judged.name} of each client, by algorithm")
         .properties(width="container", height=max(60, 40 * len(names)))
-        .transform_fold([f"a{i}" for i in range(len(names))], as_=["column", "accuracy"])
+        .transform_fold([f"a{i}" for i in range(len(names))], as_=["column", "score"])
         .transform_calculate(algorithm=f"{json.dumps(names)}[toNumber(slice(datum.column, 1))]")
-        .transform_filter("isValid(datum.accuracy)")
+        .transform_filter("isValid(datum.score)")
         .mark_rect(clip=True)
         .encode(
             x=alt.X(
@@ -284,10 +287,10 @@ def clients(record: Record) -> alt.Chart:
                 axis=_name_axis({name: name for name in names}),
             ),
             color=alt.Color(
-                "accuracy:Q",
-                scale=alt.Scale(domain=[lowest, max(highest, lowest + 1)]),
+                "score:Q",
+                scale=alt.Scale(domain=[lowest, highest], reverse=record.judged.sign < 0),
                 legend=alt.Legend(
-                    orient="top", title="accuracy, %", gradientLength=180, gradientThickness=10
+                    orient="top", title=record.judged.axis, gradientLength=180, gradientThickness=10
                 ),
             ),
             tooltip=tooltip,
@@ -297,20 +300,20 @@ def clients(record: Record) -> alt.Chart:
 
 
 def client_means(record: Record) -> NDArray[np.float64]:
-    """Accuracy of each client under each algorithm, mean over seeds, (algorithms, K); NaN where unknown."""
-    means = np.full((len(record.labels), record.accuracy.shape[1]), np.nan)
+    """Score of each client under each algorithm, mean over seeds, (algorithms, K); NaN where unknown."""
+    means = np.full((len(record.labels), record.score.shape[1]), np.nan)
     for i, label in enumerate(record.labels):
-        rows = record.accuracy_of(label).astype(np.float64)
+        rows = record.score_of(label).astype(np.float64)
         tested = np.isfinite(rows).any(axis=0)
         means[i, tested] = np.nanmean(rows[:, tested], axis=0)
     return means
 
 
 def tested_clients(record: Record) -> NDArray[np.int64]:
-    """The clients with an accuracy, from the worst-off to the best-off on average over the algorithms."""
+    """The clients with a score, from the worst-off to the best-off on average over the algorithms."""
     means = client_means(record)
     tested = np.flatnonzero(np.isfinite(means).any(axis=0))
-    return tested[np.argsort(np.nanmean(means[:, tested], axis=0), kind="stable")]
+    return tested[np.argsort(record.judged.sign * np.nanmean(means[:, tested], axis=0), kind="stable")]
 
 
 def shown_clients(record: Record) -> NDArray[np.int64]:
@@ -349,13 +352,30 @@ def curve_of(record: Record, label: str, key: str) -> list[Row]:
     ]
 
 
-def _density(accuracy: NDArray[np.float32], grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A Gaussian kernel density on the grid, reflected at 0 and 100 so that no client falls off the ends."""
-    values = accuracy[np.isfinite(accuracy)].astype(np.float64)
-    counts, edges = np.histogram(values, bins=400, range=(0, 100))  # bins far finer than the kernel
+def _range(record: Record) -> tuple[float, float]:
+    """The ends of an axis of scores: 0 and 100 %, or where the scores lie, but for a few far out."""
+    values = record.score[np.isfinite(record.score)]
+    if record.judged.kind == "accuracy" or not values.size:
+        return 0.0, 100.0
+    low, high = (float(v) for v in np.percentile(values, (0.5, 99.5)))
+    return low, high if high > low else low + max(1e-6, abs(low))
+
+
+def smoothing(record: Record) -> float:
+    """The width of the kernel that draws the distributions."""
+    low, high = _range(record)
+    return SMOOTHING * (high - low) / 100
+
+
+def _density(score: NDArray[np.float32], grid: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A Gaussian kernel density on the grid, reflected at its ends so that no client falls off them."""
+    low, high = float(grid[0]), float(grid[-1])
+    values = score[np.isfinite(score)].astype(np.float64).clip(low, high)
+    counts, edges = np.histogram(values, bins=400, range=(low, high))  # bins far finer than the kernel
     centres = (edges[:-1] + edges[1:]) / 2
-    mirrored = np.concatenate([-centres, centres, 200 - centres])
-    kernel = np.exp(-0.5 * ((grid[:, None] - mirrored) / SMOOTHING) ** 2)
+    mirrored = np.concatenate([2 * low - centres, centres, 2 * high - centres])
+    width = SMOOTHING * (high - low) / 100
+    kernel = np.exp(-0.5 * ((grid[:, None] - mirrored) / width) ** 2)
     density: NDArray[np.float64] = kernel @ np.tile(counts, 3) / max(1, counts.sum())
     return density
 
@@ -393,4 +413,4 @@ def _name_axis(names: Mapping[Any, str]) -> alt.Axis:
 
 
 def _number(value: float) -> float | None:
-    return round(float(value), 2) if np.isfinite(value) else None
+    return float(f"{value:.4g}") if np.isfinite(value) else None

@@ -17,13 +17,14 @@ from fairwind.files import write_atomic
 from fairwind.report import charts
 from fairwind.report.record import Record, read_record
 from fairwind.report.table import (
-    MEASURES,
     Measure,
     Results,
     best_rows,
     count,
     display_name,
+    judged,
     mean_and_spread,
+    measures,
     notes,
     reading,
     seed_count,
@@ -58,8 +59,8 @@ def write_figure(path: Path, spec: Spec, paper: Spec) -> list[Path]:
 def figures(record: Record) -> dict[str, Spec]:
     """The Vega-Lite specs of the report by name, without colours (see `charts.theme`)."""
     drawn: dict[str, alt.Chart | alt.LayerChart | None] = {
-        "average": charts.curves(record, "avg", "Average accuracy of clients, %"),
-        "worst30": charts.curves(record, "worst30", "Accuracy of the worst-off 30 % of clients, %"),
+        "average": charts.curves(record, "avg", f"Average over clients: {record.judged.axis}"),
+        "worst30": charts.curves(record, "worst30", f"The worst-off 30 % of clients: {record.judged.axis}"),
         "distribution": charts.distribution(record),
         "certainty": charts.certainty(record),
         "clients": charts.clients(record),
@@ -129,29 +130,32 @@ def frame(
 
 def finding(results: Results) -> str:
     """One sentence: who serves the worst-off 30 % best, by how much, and what that does to the average."""
+    score = judged(results)
     worst = {
         row["algorithm"]: row["worst30"] for row in results["summary"] if row["worst30"]["mean"] is not None
     }
     average = {
         row["algorithm"]: row["avg"]["mean"] for row in results["summary"] if row["avg"]["mean"] is not None
     }
-    ranked = sorted(worst, key=lambda label: -worst[label]["mean"])
+    ranked = sorted(worst, key=lambda label: -score.sign * worst[label]["mean"])
     if not ranked or ranked[0] not in average:
-        return "No run ended with a defined accuracy."
+        return f"No run ended with a defined {score.name}."
     first, name = ranked[0], display_name(ranked[0])
+    reached = f"{score.name} of {score.text(worst[first]['mean'])}"
     if len(ranked) == 1:
         return (
-            f"Under {name} clients reach {average[first]:.1f} % accuracy on average, "
-            f"the worst-off 30 % of them {worst[first]['mean']:.1f} %."
+            f"Under {name} clients reach {score.name} of {score.text(average[first])} on average, "
+            f"the worst-off 30 % of them {score.text(worst[first]['mean'])}."
         )
     second = ranked[1]
-    gap = worst[first]["mean"] - worst[second]["mean"]
-    top = max(average, key=lambda label: average[label])
-    if gap < 0.05:
-        tied = [display_name(x) for x in ranked if worst[first]["mean"] - worst[x]["mean"] < 0.05]
+    gap = abs(worst[first]["mean"] - worst[second]["mean"])
+    same = 0.05 if score.kind == "accuracy" else 5e-4 * abs(worst[first]["mean"])
+    top = max(average, key=lambda label: score.sign * average[label])
+    if gap < same:
+        tied = [display_name(x) for x in ranked if abs(worst[first]["mean"] - worst[x]["mean"]) < same]
         return (
-            f"{_listed(tied)} serve the worst-off 30 % of clients equally well: {worst[first]['mean']:.1f} % "
-            f"accuracy; the highest average over all clients, {average[top]:.1f} %, is {display_name(top)}’s."
+            f"{_listed(tied)} serve the worst-off 30 % of clients equally well: {reached}; "
+            f"the best average over all clients, {score.text(average[top])}, is {display_name(top)}’s."
         )
     if seed_count(results) == 1:
         doubt = " (one seed)"
@@ -159,15 +163,15 @@ def finding(results: Results) -> str:
         doubt = ""
     else:
         doubt = ", which is within the spread of seeds"
-    behind = average[top] - average[first]
-    if behind < 0.05:
-        verdict = "is the highest too"
+    behind = abs(average[top] - average[first])
+    if behind < same:
+        verdict = "is the best too"
     else:
-        verdict = f"is {behind:.1f} points below the highest, {display_name(top)}’s"
+        verdict = f"is {score.gap(behind)} behind the best, {display_name(top)}’s"
     return (
-        f"{name} serves the worst-off 30 % of clients best: {worst[first]['mean']:.1f} % accuracy, "
-        f"{gap:.1f} points above {display_name(second)}, the next best{doubt}; "
-        f"its average over all clients, {average[first]:.1f} %, {verdict}."
+        f"{name} serves the worst-off 30 % of clients best: {reached}, "
+        f"{score.gap(gap)} ahead of {display_name(second)}, the next best{doubt}; "
+        f"its average over all clients, {score.text(average[first])}, {verdict}."
     )
 
 
@@ -190,15 +194,30 @@ def _facts(results: Results) -> dict[str, str]:
 
 
 def _summary(results: Results) -> str:
-    """The table of accuracies, and the other measures folded away below it."""
-    meanings = "".join(f"<dt>{escaped(m.name)}</dt><dd>{escaped(m.meaning)}</dd>" for m in MEASURES)
+    """The table of scores, and the other measures folded away below it."""
+    shown = measures(results)
+    meanings = "".join(f"<dt>{escaped(m.name)}</dt><dd>{escaped(m.meaning)}</dd>" for m in shown)
+    score = judged(results)
+    unit = ", in percent" if score.kind == "accuracy" else ", lower is better" if score.sign < 0 else ""
     return (
-        f"<p>Accuracy on the clients’ own test data after the last round, in percent. {reading(results)}</p>"
-        f"{measures_table(results, MEASURES[:7])}"
+        f"<p>{escaped(score.name[:1].upper() + score.name[1:])} on the clients’ own test data after the last "
+        f"round{unit}. {reading(results)}</p>"
+        f"{measures_table(results, shown[:7])}{_further(results)}"
         "<details><summary>Other measures of fairness, and the losses</summary>"
-        f"{measures_table(results, MEASURES[7:])}</details>"
+        f"{measures_table(results, shown[7:])}</details>"
         f'<details><summary>What the columns mean</summary><dl class="pairs">{meanings}</dl></details>'
     )
+
+
+def _further(results: Results) -> str:
+    """A table for each score beside the main one."""
+    tables = ""
+    for score in (results.get("scores") or [])[1:]:
+        rows = [{"algorithm": r["algorithm"], **r["scores"][score["name"]]} for r in results["summary"]]
+        other = {**results, "scores": [score], "summary": rows}
+        lower = ", lower is better" if score["kind"] == "lower" else ""
+        tables += f"<h3>{escaped(score['name'])}{lower}</h3>{measures_table(other, measures(other)[:5])}"
+    return tables
 
 
 def measures_table(results: Results, measures: tuple[Measure, ...]) -> str:
@@ -247,12 +266,13 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
     hint = " Point at a round for its values; click a name to single it out." if several else ""
     yield section("Over the rounds", band + hint, ["average", "worst30"])
 
-    untested = record.accuracy.shape[1] - len(charts.tested_clients(record))
+    side = "right" if record.judged.sign > 0 else "left"
+    untested = record.score.shape[1] - len(charts.tested_clients(record))
     pooled = f"the clients of all {record.seeds} seeds together" if record.seeds > 1 else "all clients"
     yield section(
         "How clients are spread",
-        f"Where the accuracies of clients lie after the last round, {pooled}, smoothed with a kernel "
-        f"{charts.SMOOTHING:g} points wide. The further right and the narrower, the better and the fairer."
+        f"Where the scores of clients lie after the last round, {pooled}, smoothed with a kernel "
+        f"{charts.smoothing(record):.3g} wide. The further {side} the better, and the narrower the fairer."
         + (f" {count(untested, 'client')} without test samples left out." if untested else ""),
         ["distribution"],
     )
@@ -271,10 +291,10 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
     )
     yield section(
         "Client by client",
-        "Each column is a client, in the order of its accuracy"
+        f"Each column is a client, in the order of its {record.judged.name}"
         + (" averaged over the algorithms" if several else "")
         + ("; colours are means over seeds." if record.seeds > 1 else ".")
-        + f" Point at one for its sizes and its accuracies.{sampled}",
+        + f" Point at one for its sizes and its scores.{sampled}",
         ["clients"],
     )
 

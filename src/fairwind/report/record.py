@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from fairwind.files import CLIENTS, HISTORY, RESULTS
-from fairwind.report.table import seed_count
+from fairwind.files import CLIENTS, HISTORY, RESULTS, read_json
+from fairwind.report.table import Judged, judged, seed_count
 
 
 class Record(NamedTuple):
     results: dict[str, Any]  # results.json
     history: list[dict[str, Any]]  # history.jsonl: one row per run and evaluated round
-    accuracy: NDArray[np.float32]  # (R, K) percent, NaN where a client has no test samples
+    score: NDArray[np.float32]  # (R, K) accuracies in percent, NaN where a client has no test samples
     train_size: NDArray[np.int64]  # (K,)
     test_size: NDArray[np.int64]  # (K,)
     names: list[str]  # of the clients
@@ -36,20 +36,33 @@ class Record(NamedTuple):
         """The number of seeds."""
         return seed_count(self.results)
 
-    def accuracy_of(self, label: str) -> NDArray[np.float32]:
+    @property
+    def judged(self) -> Judged:
+        """What the score is."""
+        return judged(self.results)
+
+    def score_of(self, label: str) -> NDArray[np.float32]:
         """The rows of one algorithm, (seeds, K)."""
-        return self.accuracy[[run["algorithm"] == label for run in self.results["runs"]]]
+        return self.score[[run["algorithm"] == label for run in self.results["runs"]]]
 
 
 def read_record(directory: Path) -> Record:
     with safe_open(directory / CLIENTS, framework="numpy") as file:
-        clients = {key: file.get_tensor(key) for key in ("accuracy", "train_size", "test_size")}
+        main = "score" if "score" in file.keys() else "accuracy"  # older records' name  # noqa: SIM118
+        score, train, test = (file.get_tensor(key) for key in (main, "train_size", "test_size"))
         known = (file.metadata() or {}).get("names")
-    numbered = [str(k) for k in range(len(clients["train_size"]))]  # as in records that lack names
+    numbered = [str(k) for k in range(len(train))]  # as in records that lack names
     lines = (directory / HISTORY).read_text(encoding="utf-8").splitlines()
     return Record(
-        results=json.loads((directory / RESULTS).read_text(encoding="utf-8")),
-        history=[json.loads(line) for line in lines if line.strip()],
-        **clients,
-        names=json.loads(known) if known else numbered,
+        read_json(directory / RESULTS),
+        [json.loads(line) for line in lines if line.strip()],
+        score,
+        train,
+        test,
+        [printable(name) for name in json.loads(known)] if known else numbered,
     )
+
+
+def printable(name: str) -> str:
+    """A client's name without control characters, which no chart can draw."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in name)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import altair as alt
 import numpy as np
 
-from fairwind.comparison import summary_of
 from fairwind.data.federation import Federation
 from fairwind.files import write_atomic, write_json
 from fairwind.report import charts, latex, pareto
@@ -34,6 +33,7 @@ from fairwind.report.page import (
 )
 from fairwind.report.record import Record
 from fairwind.report.table import MEASURES, algorithm_of, best_rows, count, display_name, notes, seed_count
+from fairwind.results import summary_of
 from fairwind.study import Finished, Panel, Study, choose
 
 Chart = alt.Chart | alt.LayerChart
@@ -119,7 +119,7 @@ def show(
     record = Record(
         results=results,
         history=[line | {"algorithm": spec} for spec, run in named for line in run.history],
-        accuracy=np.stack([unknown if run.accuracy is None else run.accuracy for run in found]),
+        score=np.stack([unknown if run.accuracy is None else run.accuracy for run in found]),
         train_size=np.zeros(0, np.int64) if vectors is None else vectors.clients["train_size"],
         test_size=np.zeros(0, np.int64) if vectors is None else vectors.clients["test_size"],
         names=[] if vectors is None else vectors.clients["names"],
@@ -141,7 +141,7 @@ def content(study: Study, shown: list[Shown]) -> dict[str, Any]:
             "missing": each.missing,
         }
         if record is not None:
-            _, paired = against_others(record) if record.accuracy.shape[1] else ("", {})
+            _, paired = against_others(record) if record.score.shape[1] else ("", {})
             entry |= {
                 "federation": record.results["federation"],
                 "summary": record.results["summary"],
@@ -249,7 +249,7 @@ def _charts(study: Study, shown: list[Shown], find_data: FindData) -> Iterable[t
         if "rsd" in study.charts and has_curves and alphas:
             title = "Relative standard deviation of error by α"
             yield f"alpha-rsd-{i}", pareto.alpha_curves(record, "rsd_error", title)
-        if "distribution" in study.charts and np.isfinite(record.accuracy).any():
+        if "distribution" in study.charts and np.isfinite(record.score).any():
             yield f"distribution-{i}", charts.distribution(record)
         if "labels" in study.charts and (data := find_data(each.panel)) is not None:
             counts = data.label_counts().numpy()
@@ -319,7 +319,7 @@ def _section(study: Study, i: int, shown: Shown) -> str:
         )
     else:
         body += measures_table(record.results, MEASURES[:7])
-    if len(record.labels) > 1 and np.isfinite(record.accuracy).any():
+    if len(record.labels) > 1 and np.isfinite(record.score).any():
         body += _paired(record)
     if "targets" in study.charts:
         body += _targets(record)

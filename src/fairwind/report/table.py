@@ -6,6 +6,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fairwind.metrics import OF_ACCURACIES
+
 Results = dict[str, Any]
 
 
@@ -15,6 +17,36 @@ class Measure(NamedTuple):
     digits: int
     best: Literal["highest", "lowest"]
     meaning: str
+
+
+class Judged(NamedTuple):
+    """The score that a comparison is about."""
+
+    name: str
+    kind: str
+
+    @property
+    def sign(self) -> int:
+        """1 where larger is better, else −1."""
+        return -1 if self.kind == "lower" else 1
+
+    @property
+    def axis(self) -> str:
+        return f"{self.name}, %" if self.kind == "accuracy" else self.name
+
+    def text(self, value: float) -> str:
+        """A value as words say it."""
+        return f"{value:.1f} %" if self.kind == "accuracy" else f"{value:.4g}"
+
+    def gap(self, value: float) -> str:
+        """A difference as words say it."""
+        return f"{value:.1f} points" if self.kind == "accuracy" else f"{value:.3g}"
+
+
+def judged(results: Results) -> Judged:
+    """The main score of results; older ones know accuracy only."""
+    first = (results.get("scores") or [{"name": "accuracy", "kind": "accuracy"}])[0]
+    return Judged(first["name"], first["kind"])
 
 
 MEASURES = (
@@ -32,6 +64,24 @@ MEASURES = (
     Measure("loss_avg", "loss", 3, "lowest", "mean test loss over clients"),
     Measure("loss_worst30", "loss, worst 30 %", 3, "lowest", "mean loss of the worst-off 30 % of clients"),
 )
+OF_SCORES = ("avg", "worst30", "best30", "worst", "avg_weighted")
+
+
+def measures(results: Results) -> tuple[Measure, ...]:
+    """The measures of a comparison, in the words of its score."""
+    score = judged(results)
+    if score.kind == "accuracy":
+        return MEASURES
+    found = []
+    for measure in MEASURES:
+        if measure.key in OF_ACCURACIES:
+            continue
+        best = "lowest" if score.kind == "lower" and measure.key in OF_SCORES else measure.best
+        meaning = measure.meaning.replace("accuracy", score.name)
+        found.append(measure._replace(digits=max(3, measure.digits), best=best, meaning=meaning))
+    return tuple(found)
+
+
 NAMES = {
     "adafedadam": "AdaFedAdam",
     "fedavg": "FedAvg",
@@ -101,6 +151,13 @@ def notes(results: Results) -> list[str]:
     return found
 
 
+def heading(results: Results) -> str:
+    """What the numbers of the table are."""
+    score = judged(results)
+    lower = ", lower is better" if score.kind == "lower" else ""
+    return f"{score.name[:1].upper()}{score.name[1:]} over clients{', %' * (score.kind == 'accuracy')}{lower}"
+
+
 def reading(results: Results) -> str:
     """How to read the cells of the table."""
     seeds = seed_count(results)
@@ -114,12 +171,12 @@ def count(number: int, noun: str) -> str:
 
 def summary_table(results: Results) -> Table:
     """The summary for a terminal of 80 columns: means over seeds ± their standard deviation, best in bold."""
-    shown = [m for m in MEASURES if m.key in ("avg", "std", "worst30", "worst", "avg_weighted")]
+    shown = [m for m in measures(results) if m.key in ("avg", "std", "worst30", "worst", "avg_weighted")]
     best = {m.key: best_rows(results, m) for m in shown}
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
-        caption=Text("\n".join([f"Accuracy over clients, %. {reading(results)}", *notes(results)])),
+        caption=Text("\n".join([f"{heading(results)}. {reading(results)}", *notes(results)])),
         caption_justify="left",
     )
     table.add_column("", overflow="fold", min_width=10)

@@ -1,0 +1,59 @@
+"""What is refused before or while a simulation trains: runs, models and states that cannot be."""
+
+import torch
+from torch import Tensor, nn
+
+from fairwind.contract import refuses
+from fairwind.engine.executor import Run
+from fairwind.engine.settings import Model, Settings
+from fairwind.errors import InputError, in_range, whole
+
+
+def check_runs(runs: list[Run], settings: Settings) -> None:
+    """Refuses seeds out of range, and an algorithm that needs what the solver cannot tell."""
+    if not runs:
+        raise InputError("there is nothing to run: name at least one algorithm and one seed")
+    solver = settings.solver
+    tells_steps = bool(torch.isfinite(solver.accumulated(torch.ones(()))))
+    for run in runs:
+        whole(0, seed=run.seed)
+        in_range(0, 2**32, seed=run.seed)
+        if not tells_steps and refuses(run.algorithm, steps=torch.nan):
+            raise InputError(
+                f"{run.label} weighs clients by their steps (‖a‖₁), which {solver.name} does not have: "
+                "take SGD, or another algorithm"
+            )
+
+
+def check_shapes(label: str, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
+    """Refuses a state that changes shape: it is kept where it is."""
+    for name, before, after in zip(type(old)._fields, old, new, strict=True):  # type: ignore[attr-defined]
+        if before.shape != after.shape:
+            raise InputError(
+                f"{label}: the state's {name!r} is of shape {tuple(before.shape)} at first and "
+                f"{tuple(after.shape)} after a step; let init give it its final shape"
+            )
+
+
+def build(model: Model, seed: int) -> nn.Module:
+    """The model itself, or a fresh one whose initial weights are drawn by the seed."""
+    if isinstance(model, nn.Module):
+        return model
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        return model()
+
+
+def check_shared(models: dict[int, nn.Module]) -> None:
+    """Refuses seeds whose models differ in what all rows share: frozen parameters and buffers."""
+
+    def shared(model: nn.Module) -> dict[str, Tensor]:
+        frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+        return frozen | dict(model.named_buffers())
+
+    first, *others = models.values()
+    for name, value in shared(first).items():
+        if not all(torch.equal(value, shared(other)[name]) for other in others):
+            raise InputError(
+                f"{name!r} is not trained but differs by seed; make it the same, or use one seed"
+            )

@@ -1,0 +1,71 @@
+"""What numbers were made with: versions, processor, device, commit."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairwind.engine.ranks import find
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What the numbers were made with."""
+    from fairwind import __version__
+
+    on_gpu = device.startswith("cuda")
+    world = find().world
+    return {
+        "fairwind": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        **({"ranks": world} if world > 1 else {}),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What is not as it was when a run began, and may change its last bits."""
+    old, new = {"ranks": 1, **before}, {"ranks": 1, **now}
+    watched = "fairwind", "torch", "processor", "threads", "device", "ranks"
+    return [f"{k} was {old.get(k)}, is {new[k]}" for k in watched if old.get(k) != new[k]]
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this runs from, with + where it was changed; None if installed.
+
+    A copy without its history is told by FAIRWIND_COMMIT what it is a copy of.
+    """
+    if given := os.environ.get("FAIRWIND_COMMIT"):
+        return given
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != here.parents[1]:
+            return None
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores"

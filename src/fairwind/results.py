@@ -1,0 +1,81 @@
+"""What a comparison found, as results.json has it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from fairwind.engine.simulation import Simulation
+from fairwind.environment import environment
+from fairwind.metrics import METRICS, over_seeds
+from fairwind.recipe import Recipe
+
+Evaluated = Callable[[list[dict[str, Any]]], object]
+"""Given the newest line of every run's history: round, average, worst 30 %, and so on."""
+
+
+def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
+    """The content of results.json."""
+    last = simulation.history[-len(simulation.runs) :]
+    rows: list[dict[str, Any]] = []
+    for r, (run, line) in enumerate(zip(simulation.runs, last, strict=True)):
+        final = {k: v for k, v in line.items() if k in METRICS}
+        row = {"algorithm": run.label, "seed": run.seed, "rounds": simulation.round, "final": final}
+        if "scores" in line:
+            row["scores"] = line["scores"]
+        counts = {"left_out": simulation.left_out, "stalled_rounds": simulation.stalled}
+        rows.append(row | {name: int(count[r]) for name, count in counts.items()})
+    seconds = max(simulation.seconds, 1e-9)
+    return {
+        "setup": recipe.setup,
+        "command": recipe.command(),
+        "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
+        | dataclasses.asdict(simulation.settings),
+        "engine": str(simulation.choice),
+        "scores": [{"name": score.name, "kind": score.kind} for score in simulation.scores],
+        "environment": environment(simulation.settings.device),
+        "federation": simulation.federation.describe(),
+        "data": recipe.data,
+        "runs": rows,
+        "summary": summary_of(rows),
+        "timing": {
+            "seconds": simulation.seconds,
+            "rounds_per_second": simulation.round / seconds,
+            "run_rounds_per_second": simulation.round * len(simulation.runs) / seconds,
+            "client_steps_per_second": simulation.client_steps / seconds,
+        },
+    }
+
+
+def summary_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each metric over the seeds of each algorithm, from the rows of runs."""
+    summary = []
+    for label in dict.fromkeys(row["algorithm"] for row in rows):
+        mine = [row for row in rows if row["algorithm"] == label]
+        line = {"algorithm": label} | _over_seeds([row["final"] for row in mine])
+        names = mine[0].get("scores", {})
+        if names:
+            line["scores"] = {name: _over_seeds([row["scores"][name] for row in mine]) for name in names}
+        summary.append(line)
+    return summary
+
+
+def _over_seeds(finals: list[dict[str, Any]]) -> dict[str, Any]:
+    known = [metric for metric in METRICS if any(metric in final for final in finals)]
+    return {metric: over_seeds([final.get(metric) for final in finals]) for metric in known}
+
+
+def warnings_of(simulation: Simulation) -> list[str]:
+    """Where runs diverged: clients left out, rounds without a step."""
+    found = []
+    for r, run in enumerate(simulation.runs):
+        left_out, stalled = int(simulation.left_out[r]), int(simulation.stalled[r])
+        if left_out or stalled:
+            what = []
+            if left_out:
+                what.append(f"{left_out:,} client contributions were left out, being not finite")
+            if stalled:
+                what.append(f"the model stayed where it was in {stalled:,} rounds")
+            found.append(
+                f"{run.label} (seed {run.seed}): {' and '.join(what)}; a smaller learning rate may help"
+            )
+    return found

@@ -1,0 +1,61 @@
+"""A task: what is to be learnt, from whose data, how clients train, and how they are judged."""
+
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from fairwind.data.federation import Federation
+from fairwind.engine.losses import cross_entropy, per_sample
+from fairwind.engine.settings import Model
+from fairwind.engine.solver import Solver
+from fairwind.errors import InputError, whole
+from fairwind.scores import accuracy, as_scores
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and the data of its clients. Whatever trains, trains a task."""
+
+    model: Model
+    """A module, whose weights are where training begins; or a function that makes one, with weights drawn by
+    the seed of each run."""
+    federation: Federation
+    _: KW_ONLY
+    loss: Any = cross_entropy
+    """A function of outputs and targets that gives each sample's loss (B,), or a loss of PyTorch's."""
+    score: Any = accuracy
+    """How test samples are judged: one of `fairwind.scores`, a function that gives each sample's number (B,),
+    larger being better, or several; the first is the one that is shown."""
+    solver: Solver = field(default_factory=Solver)
+    """How clients train."""
+    rounds: int = 100
+    name: str = ""
+    """What results are called by; the federation's name if not given."""
+    source: str = field(default="", repr=False)
+    """How a command line finds it: a setup such as cifar10:beta=0.1, or FILE.py:NAME."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.federation, Federation):
+            kind = type(self.federation).__name__
+            raise InputError(f"a {kind} is not a federation: make one with Federation.from_clients")
+        if not isinstance(self.model, nn.Module) and not callable(self.model):
+            kind = type(self.model).__name__
+            raise InputError(f"a {kind} is not a model: give a torch.nn.Module or a function that makes one")
+        if not isinstance(self.solver, Solver):
+            raise InputError(f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…)")
+        whole(1, rounds=self.rounds)
+        per_sample(self.loss)
+        as_scores(self.score)
+        if not self.name:
+            object.__setattr__(self, "name", self.federation.name)
+
+    @property
+    def judged_by(self) -> tuple[str, ...]:
+        """The names of the loss and the scores."""
+        loss = getattr(self.loss, "__name__", type(self.loss).__name__)
+        return loss, *(score.name for score in as_scores(self.score))
+
+    def sourced(self, source: str) -> "Task":
+        """The same, as found by a command line."""
+        return replace(self, source=source)

@@ -1,0 +1,160 @@
+"""Training a comparison to its end: with progress, checkpoints and results, from Python or a command line."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fairwind.directory import RunDirectory
+from fairwind.engine.simulation import Simulation
+from fairwind.results import Evaluated, warnings_of
+
+
+class Messages(Console):
+    """Standard error: shows what users wrote as they did, and falls silent where nobody reads it."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # training goes on
+
+
+def messages() -> Messages:
+    return Messages(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def train(
+    simulation: Simulation,
+    directory: RunDirectory | None = None,
+    *,
+    console: Console | None = None,
+    every: float = 30,
+    again: str = "",
+    after_evaluation: Evaluated | None = None,
+    save_last: bool = True,
+) -> None:
+    """The rounds that are left.
+
+    With a directory, checkpoints go there every so many seconds, and the history line by line. Ctrl-C, or a
+    request to terminate, saves first and says how to go on: by `again`. Without a console nothing is said.
+    """
+    console = console or Console(file=open(os.devnull, "w"))  # noqa: SIM115
+    stop, written = Interrupt(console), len(simulation.history)
+    _announce(simulation, directory, console)
+
+    def save() -> None:
+        if directory is not None and (save_last or not simulation.done):
+            directory.save(simulation)
+        if not (console.is_terminal or console.is_jupyter):
+            console.print(f"round {simulation.round} of {simulation.settings.rounds}{_standing(simulation)}")
+
+    with _bar(console) as bar, stop:
+        bar_task = bar.add_task(
+            "rounds", total=simulation.settings.rounds, completed=simulation.round, rate="", standing=""
+        )
+
+        def after_round() -> None:
+            nonlocal written
+            if len(simulation.history) > written:
+                if directory is not None:
+                    directory.write_history(simulation, since=written)
+                written = len(simulation.history)
+                if after_evaluation is not None:
+                    after_evaluation([dict(line) for line in simulation.history[-len(simulation.runs) :]])
+            rate = simulation.round / max(simulation.seconds, 1e-9)
+            shown = f"{rate:.1f}/s" if rate >= 0.5 else f"{1 / rate:.0f} s each"
+            bar.update(bar_task, completed=simulation.round, rate=shown, standing=_standing(simulation))
+            if simulation.ranks.any(stop.asked) and not simulation.done:
+                save()
+                stop.saved = True
+                raise KeyboardInterrupt
+
+        try:
+            simulation.run(save, every=every, after_round=after_round)
+        except KeyboardInterrupt:
+            bar.stop()
+            where = f"stopped after round {simulation.round}" if stop.saved else "stopped"
+            console.print(f"{where}; go on with: {again}" if again else where, soft_wrap=True)
+            raise
+    for line in warnings_of(simulation):
+        console.print(f"fairwind: {line}", soft_wrap=True)
+
+
+def help_along(simulation: Simulation) -> None:
+    """The rounds that are left, on a rank that only trains: rank 0 speaks, writes and stops for all."""
+    stop = Interrupt(Console(file=open(os.devnull, "w")))  # noqa: SIM115
+
+    def after_round() -> None:
+        if simulation.ranks.any(stop.asked) and not simulation.done:
+            stop.saved = True
+            raise KeyboardInterrupt
+
+    with stop:
+        try:
+            simulation.run(after_round=after_round)
+        except KeyboardInterrupt:
+            if not stop.saved:
+                raise
+
+
+def _announce(simulation: Simulation, directory: RunDirectory | None, console: Console) -> None:
+    settings, runs = simulation.settings, simulation.runs
+    clients, taking = len(simulation.federation), simulation.planner.participants
+    some = f"{taking} of {clients}" if taking < clients else str(clients)
+    place = f", into {directory.path}" if directory is not None else ""
+    compiling = " (compiling first)" if settings.compile == "on" and not simulation.done else ""
+    console.print(
+        f"{len(runs)} run{'s' * (len(runs) > 1)} × {some} clients on {settings.device}{place}{compiling}",
+        soft_wrap=True,
+    )
+    console.print(str(simulation.choice), soft_wrap=True)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[standing]}", style="dim"),
+        console=console,
+    )
+
+
+def _standing(simulation: Simulation) -> str:
+    """How the first run stands: its newest average and worst 30 %, and whose they are if it is not alone."""
+    if not simulation.history or simulation.history[-1]["round"] == 0:
+        return ""
+    newest: Mapping[str, Any] = simulation.history[-1]
+    if newest["avg"] is None or newest["worst30"] is None:
+        return " average not finite"
+    whose = f" ({newest['algorithm']})" if len(simulation.runs) > 1 else ""
+    return f" average {newest['avg']:.4g}, worst 30 % {newest['worst30']:.4g}{whose}"
+
+
+class Interrupt:
+    """Turns Ctrl-C, or a request to terminate, into a wish to stop after this round; a second stops now."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.asked, self.saved = console, False, False
+        self.before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+            self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.console.print("stopping after this round (again to stop now)")
