@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
 # From the bottom up: a package or module may import what comes before it, and itself.
 LAYERS = (
     ("errors", "files", "counter", "contract", "scores", "spec"),
-    ("metrics", "algorithms", "layers", "data.samples"),
+    ("metrics", "algorithms", "layers", "data.samples", "testing"),
     ("data", "models"),
     ("engine",),
     ("task", "environment"),

@@ -4,35 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fairwind.algorithms import REGISTRY
-from fairwind.contract import AnyAlgorithm, Report, advance, contribute
-
-P = 7
+from fairwind.contract import Report, advance, contribute
+from fairwind.testing import P, reports, total
 
 pytestmark = pytest.mark.parametrize("name", REGISTRY)
-
-
-def reports(k: int, seed: int) -> tuple[Report, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    delta = torch.randn(k, P, generator=g, dtype=torch.float64)
-
-    def positive() -> Tensor:
-        return torch.rand(k, generator=g, dtype=torch.float64) + 0.1
-
-    size, steps = (torch.randint(1, 50, (k,), generator=g).double() for _ in range(2))
-    lr = torch.full((k,), 0.01, dtype=torch.float64)
-    return Report(size, steps, lr, delta.norm(dim=1), positive(), positive(), positive()), delta
-
-
-def total(
-    algorithm: AnyAlgorithm, report: Report, delta: Tensor
-) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-    """Σ coef·δ, the sums and the number of usable clients."""
-    part, usable = contribute(algorithm, report)
-    delta = torch.where(usable[:, None], delta, 0)
-    return part.coef @ delta, type(part.sums)(*(s.sum() for s in part.sums)), usable.sum()
 
 
 def assert_same(a: tuple, b: tuple) -> None:

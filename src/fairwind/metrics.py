@@ -44,6 +44,11 @@ def fairness(score: ArrayLike, loss: ArrayLike, size: ArrayLike, kind: Kind = "a
     if kind != "accuracy" and np.isfinite(a[there]).any():
         there &= ~np.isnan(a)
     a, n, f = a[there], n[there], f[n > 0]
+    with np.errstate(invalid="ignore", over="ignore"):  # of a run that diverged
+        return _fairness(a, n, f, kind)
+
+
+def _fairness(a: Floats, n: Floats, f: Floats, kind: Kind) -> dict[str, float]:
     sign = -1 if kind == "lower" else 1
     weighted = float(np.average(a, weights=n))
     found = {

@@ -75,7 +75,6 @@ def warnings_of(simulation: Simulation) -> list[str]:
                 what.append(f"{left_out:,} client contributions were left out, being not finite")
             if stalled:
                 what.append(f"the model stayed where it was in {stalled:,} rounds")
-            found.append(
-                f"{run.label} (seed {run.seed}): {' and '.join(what)}; a smaller learning rate may help"
-            )
+            which = f"{run.label} (seed {run.seed})"
+            found.append(f"{which}: {'; '.join(what)}. A smaller learning rate may help")
     return found

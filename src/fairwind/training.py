@@ -127,14 +127,16 @@ def _bar(console: Console) -> Progress:
 
 
 def _standing(simulation: Simulation) -> str:
-    """How the first run stands: its newest average and worst 30 %, and whose they are if it is not alone."""
-    if not simulation.history or simulation.history[-1]["round"] == 0:
+    """The newest average and worst 30 % of the run whose average is best."""
+    newest: list[Mapping[str, Any]] = simulation.history[-len(simulation.runs) :]
+    if not newest or newest[0]["round"] == 0:
         return ""
-    newest: Mapping[str, Any] = simulation.history[-1]
-    if newest["avg"] is None or newest["worst30"] is None:
+    known = [line for line in newest if line["avg"] is not None and line["worst30"] is not None]
+    if not known:
         return " average not finite"
-    whose = f" ({newest['algorithm']})" if len(simulation.runs) > 1 else ""
-    return f" average {newest['avg']:.4g}, worst 30 % {newest['worst30']:.4g}{whose}"
+    best = max(known, key=lambda line: simulation.scores[0].sign * line["avg"])
+    whose = f" ({best['algorithm']} leads)" if len(simulation.runs) > 1 else ""
+    return f" average {best['avg']:.4g}, worst 30 % {best['worst30']:.4g}{whose}"
 
 
 class Interrupt:

@@ -5,13 +5,13 @@ import shlex
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from safetensors import SafetensorError
 
 from fairwind import algorithms, setups
-from fairwind.cli.options import Folder, Number, Whole
+from fairwind.cli.options import Epochs, Folder, LocalSolver, Number, Whole
 from fairwind.cli.terminal import err, out, say
 from fairwind.directory import RunDirectory, check_free, held, new_directory
 from fairwind.engine.precision import Precision
@@ -75,10 +75,7 @@ class Compare:
     """Communication rounds (the task's own if not given)."""
     alpha: Number = None
     """AdaFedAdam's fairness: 0 weighs clients by size alone, larger is fairer (its default is 1)."""
-    solver: Annotated[
-        Literal["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop"] | None,
-        tyro.conf.arg(metavar="{sgd,momentum,nesterov,adam,adamw,rmsprop}"),
-    ] = None
+    solver: LocalSolver = None
     """How clients train (the task's own if not given)."""
     momentum: Number = None
     """Momentum of --solver momentum or nesterov (0.9 if not given)."""
@@ -92,7 +89,7 @@ class Compare:
     """Largest norm of a batch's gradient; longer ones are scaled down to it."""
     lr_decay: Number = None
     """What the local learning rate is multiplied by after every round."""
-    epochs: Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="INT [INT]")] = None
+    epochs: Epochs = None
     """Local epochs a round; two numbers, as in --epochs 1 3, are drawn between for each client and round."""
     participation: float = 1.0
     """Share of the clients that train in a round."""

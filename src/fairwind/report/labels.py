@@ -173,7 +173,7 @@ def _facts(federation: Federation) -> dict[str, str]:
         "samples": f"{d['train_samples']:,} to train, {d['test_samples']:,} to test",
         "training samples of a client": f"{d['smallest']:,} to {d['largest']:,}, median {d['median']:,g}",
         "inputs": kind(federation.inputs),
-        "classes": f"{d['classes']}",
+        **({"classes": f"{d['classes']}"} if d["classes"] else {}),
         "rule": d.get("rule") or "",
         "notes": "; ".join(d.get("notes") or []),
         "source": ", ".join(

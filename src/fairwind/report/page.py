@@ -200,7 +200,7 @@ def _summary(results: Results) -> str:
     score = judged(results)
     unit = ", in percent" if score.kind == "accuracy" else ", lower is better" if score.sign < 0 else ""
     return (
-        f"<p>{escaped(score.name[:1].upper() + score.name[1:])} on the clients’ own test data after the last "
+        f"<p>{escaped(score.title)} on the clients’ own test data after the last "
         f"round{unit}. {reading(results)}</p>"
         f"{measures_table(results, shown[:7])}{_further(results)}"
         "<details><summary>Other measures of fairness, and the losses</summary>"
@@ -216,7 +216,8 @@ def _further(results: Results) -> str:
         rows = [{"algorithm": r["algorithm"], **r["scores"][score["name"]]} for r in results["summary"]]
         other = {**results, "scores": [score], "summary": rows}
         lower = ", lower is better" if score["kind"] == "lower" else ""
-        tables += f"<h3>{escaped(score['name'])}{lower}</h3>{measures_table(other, measures(other)[:5])}"
+        table = measures_table(other, measures(other)[:5])
+        tables += f"<h3>{escaped(judged(other).title)}{lower}</h3>{table}"
     return tables
 
 

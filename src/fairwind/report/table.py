@@ -1,5 +1,6 @@
 """The measures, how they are printed and compared, and the table for the terminal."""
 
+import math
 from typing import Any, Literal, NamedTuple
 
 from rich import box
@@ -31,6 +32,11 @@ class Judged(NamedTuple):
         return -1 if self.kind == "lower" else 1
 
     @property
+    def title(self) -> str:
+        """As a heading begins."""
+        return self.name[:1].upper() + self.name[1:]
+
+    @property
     def axis(self) -> str:
         return f"{self.name}, %" if self.kind == "accuracy" else self.name
 
@@ -46,7 +52,7 @@ class Judged(NamedTuple):
 def judged(results: Results) -> Judged:
     """The main score of results; older ones know accuracy only."""
     first = (results.get("scores") or [{"name": "accuracy", "kind": "accuracy"}])[0]
-    return Judged(first["name"], first["kind"])
+    return Judged(SCORES.get(first["name"], first["name"]), first["kind"])
 
 
 MEASURES = (
@@ -64,6 +70,7 @@ MEASURES = (
     Measure("loss_avg", "loss", 3, "lowest", "mean test loss over clients"),
     Measure("loss_worst30", "loss, worst 30 %", 3, "lowest", "mean loss of the worst-off 30 % of clients"),
 )
+SCORES = {"mae": "MAE", "mse": "MSE", "rmse": "RMSE", "f1": "F1", "auc": "AUC", "r2": "R²"}
 OF_SCORES = ("avg", "worst30", "best30", "worst", "avg_weighted")
 
 
@@ -72,13 +79,15 @@ def measures(results: Results) -> tuple[Measure, ...]:
     score = judged(results)
     if score.kind == "accuracy":
         return MEASURES
+    averages = [abs(row["avg"]["mean"]) for row in results["summary"] if row["avg"]["mean"]]
+    digits = min(5, max(0, 3 - math.floor(math.log10(max(averages))))) if averages else 3  # four that count
     found = []
     for measure in MEASURES:
         if measure.key in OF_ACCURACIES:
             continue
         best = "lowest" if score.kind == "lower" and measure.key in OF_SCORES else measure.best
         meaning = measure.meaning.replace("accuracy", score.name)
-        found.append(measure._replace(digits=max(3, measure.digits), best=best, meaning=meaning))
+        found.append(measure._replace(digits=digits, best=best, meaning=meaning))
     return tuple(found)
 
 
@@ -155,7 +164,7 @@ def heading(results: Results) -> str:
     """What the numbers of the table are."""
     score = judged(results)
     lower = ", lower is better" if score.kind == "lower" else ""
-    return f"{score.name[:1].upper()}{score.name[1:]} over clients{', %' * (score.kind == 'accuracy')}{lower}"
+    return f"{score.title} over clients{', %' * (score.kind == 'accuracy')}{lower}"
 
 
 def reading(results: Results) -> str:
