@@ -14,8 +14,8 @@ P = 7  # parameters of the made-up models
 def check_algorithm(algorithm: AnyAlgorithm) -> None:
     """Raises AssertionError, and says what is wrong, unless the algorithm keeps the contract.
 
-    A client's contribution depends on that client alone. A client that is not usable adds nothing. Sums may be
-    formed in any grouping. Functions change nothing they are given, and depend on nothing else. The state
+    A client's contribution depends on that client alone. A client that is not usable adds nothing. Sums may
+    be formed in any grouping. Functions change nothing they are given, and depend on nothing else. The state
     keeps its shapes, and the model moves down where all clients agree.
     """
     assert isinstance(algorithm, Algorithm), f"{algorithm!r} is not a fairwind.Algorithm"

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -128,7 +127,7 @@ def _bar(console: Console) -> Progress:
 
 def _standing(simulation: Simulation) -> str:
     """The newest average and worst 30 % of the run whose average is best."""
-    newest: list[Mapping[str, Any]] = simulation.history[-len(simulation.runs) :]
+    newest = simulation.history[-len(simulation.runs) :]
     if not newest or newest[0]["round"] == 0:
         return ""
     known = [line for line in newest if line["avg"] is not None and line["worst30"] is not None]
