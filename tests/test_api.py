@@ -40,7 +40,7 @@ def test_public_names() -> None:
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_examples_run(example: Path, capsys) -> None:
-    found = runpy.run_path(str(example))
+    found = runpy.run_path(str(example), run_name="__main__")
     assert found["result"].metrics["avg"] > 80
     assert "Uppsala" in capsys.readouterr().out
 

@@ -67,13 +67,17 @@ class Recipe:
     def build(self, task: Task, own: Mapping[str, AnyAlgorithm] | None = None) -> Simulation:
         """The simulation at round 0. Algorithms are those of their labels, unless given as one's own."""
         self.check()
+        local = self.settings.solver
+        known = {f.name: getattr(task.solver, f.name) for f in dataclasses.fields(local)}
+        lost = {name: known[name] for name in known if isinstance(getattr(local, name), Named)}
+        settings = dataclasses.replace(self.settings, solver=dataclasses.replace(local, **lost))
         built = {label: (own or {}).get(label) or build_algorithm(label) for label in self.algorithms}
         runs = [Run(label, algorithm, seed) for label, algorithm in built.items() for seed in self.seeds]
         return Simulation(
             task.model,
             task.federation,
             runs,
-            self.settings,
+            settings,
             loss=task.loss,
             score=task.score,
             ranks=join(),
@@ -100,11 +104,11 @@ class Recipe:
 
     def differs(self, other: "Recipe") -> str:
         """What of another recipe is not as in this one; empty where they are the same."""
-        words = {"setup": "task", "judged_by": "loss or score", "own": "algorithms of one's own"}
+        words = {"setup": "task", "judged_by": "loss or score", "own": "algorithm of one's own"}
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name == "settings":
-                before, now = (dataclasses.asdict(decisive(s)) for s in (mine, theirs))
+                before, now = (in_words(dataclasses.asdict(decisive(s))) for s in (mine, theirs))
                 changed = [name for name in before if before[name] != now[name]]
                 if changed:
                     return f"setting {changed[0]!r}"
@@ -130,7 +134,8 @@ class Recipe:
         return dataclasses.asdict(settings_of(self.setup))
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        content: dict[str, Any] = in_words(dataclasses.asdict(self))
+        return content
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Recipe":
@@ -139,6 +144,8 @@ class Recipe:
         for name, value in solver.items():
             if isinstance(value, list):
                 solver[name] = tuple(value)
+            elif isinstance(value, str) and ":" in value:
+                solver[name] = Named(value)
         settings["solver"] = Solver(**solver)
         return cls(
             content["setup"],
@@ -156,6 +163,27 @@ class Recipe:
         """Names this recipe; a checkpoint that carries another name is not taken for its own."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Named:
+    """A function of which a recipe, read back, knows the name only."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, *_: object) -> Any:
+        raise InputError(f"{self.name} was made in Python, and is known here by its name only")
+
+
+def in_words(value: Any) -> Any:
+    """Settings as JSON can say them: functions and classes by their names."""
+    if isinstance(value, dict):
+        return {name: in_words(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(in_words(part) for part in value)
+    if isinstance(value, Named):
+        return value.name
+    return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
 
 
 def decisive(settings: Settings) -> Settings:

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -47,13 +48,16 @@ def _load(text: str, kind: str) -> Any:
     if isinstance(found, Task | Algorithm) or not callable(found):
         return found
     try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{text} must be a {kind}, or a function without arguments: {error}") from None
+    try:
         return found()
     except InputError:
         raise
-    except TypeError as error:
-        if "argument" not in str(error):
-            raise
-        raise InputError(f"{text} must be a {kind}, or a function without arguments: {error}") from None
+    except Exception as error:  # whatever a user's function raises
+        where = _line(error, place)
+        raise InputError(f"{text} failed{where}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _module(place: str, kind: str) -> ModuleType:

@@ -7,7 +7,7 @@ from typing import Any
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import environment
 from fairwind.metrics import METRICS, over_seeds
-from fairwind.recipe import Recipe
+from fairwind.recipe import Recipe, in_words
 
 Evaluated = Callable[[list[dict[str, Any]]], object]
 """Given the newest line of every run's history: round, average, worst 30 %, and so on."""
@@ -29,7 +29,7 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
         "setup": recipe.setup,
         "command": recipe.command(),
         "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
-        | dataclasses.asdict(simulation.settings),
+        | in_words(dataclasses.asdict(simulation.settings)),
         "engine": str(simulation.choice),
         "scores": [{"name": score.name, "kind": score.kind} for score in simulation.scores],
         "environment": environment(simulation.settings.device),

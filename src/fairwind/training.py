@@ -41,7 +41,7 @@ def train(
     With a directory, checkpoints go there every so many seconds, and the history line by line. Ctrl-C, or a
     request to terminate, saves first and says how to go on: by `again`. Without a console nothing is said.
     """
-    console = console or Console(file=open(os.devnull, "w"))  # noqa: SIM115
+    console = console or Console(quiet=True)
     stop, written = Interrupt(console), len(simulation.history)
     _announce(simulation, directory, console)
 
@@ -61,9 +61,10 @@ def train(
             if len(simulation.history) > written:
                 if directory is not None:
                     directory.write_history(simulation, since=written)
-                written = len(simulation.history)
-                if after_evaluation is not None:
-                    after_evaluation([dict(line) for line in simulation.history[-len(simulation.runs) :]])
+                lines, runs = simulation.history, len(simulation.runs)
+                for begin in range(written, len(lines), runs) if after_evaluation is not None else ():
+                    after_evaluation([dict(line) for line in lines[begin : begin + runs]])
+                written = len(lines)
             rate = simulation.round / max(simulation.seconds, 1e-9)
             shown = f"{rate:.1f}/s" if rate >= 0.5 else f"{1 / rate:.0f} s each"
             bar.update(bar_task, completed=simulation.round, rate=shown, standing=_standing(simulation))
@@ -85,7 +86,7 @@ def train(
 
 def help_along(simulation: Simulation) -> None:
     """The rounds that are left, on a rank that only trains: rank 0 speaks, writes and stops for all."""
-    stop = Interrupt(Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    stop = Interrupt(Console(quiet=True))
 
     def after_round() -> None:
         if simulation.ranks.any(stop.asked) and not simulation.done:

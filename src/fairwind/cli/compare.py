@@ -233,7 +233,7 @@ def _begun(directory: RunDirectory, cache: Path | None) -> Simulation:
     task = directory.task(cache)
     simulation = directory.recipe.build(task)
     differs = directory.recipe.differs(directory.recipe.vouched(task, simulation))
-    if differs and (is_reference(directory.recipe.setup) or differs.startswith("algorithms")):
+    if differs and (is_reference(directory.recipe.setup) or differs.startswith("algorithm")):
         raise InputError(
             f"{directory.path} began with another {differs}: undo that, or begin anew in another directory"
         )
