@@ -62,8 +62,9 @@ def train(
                 if directory is not None:
                     directory.write_history(simulation, since=written)
                 lines, runs = simulation.history, len(simulation.runs)
-                for begin in range(written, len(lines), runs) if after_evaluation is not None else ():
-                    after_evaluation([dict(line) for line in lines[begin : begin + runs]])
+                for begin in range(written, len(lines), runs):
+                    if after_evaluation is not None:
+                        after_evaluation([dict(line) for line in lines[begin : begin + runs]])
                 written = len(lines)
             rate = simulation.round / max(simulation.seconds, 1e-9)
             shown = f"{rate:.1f}/s" if rate >= 0.5 else f"{1 / rate:.0f} s each"
