@@ -1,6 +1,8 @@
 """Clients as users have them: dicts, own splits, datasets, sequences, tables; and what newcomers give."""
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -520,3 +522,19 @@ def test_owners_may_come_with_a_split() -> None:
     assert (federation.train.tolist(), federation.test.tolist()) == ([1, 1], [0, 2])
     with pytest.raises(InputError, match="targets hold strings"):
         Federation.from_owners(X, ["a"] * 4, [0] * 4, names=["a"])
+
+
+def test_the_page_on_ones_own_data_shows_code_that_works() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page.partition("## Your own data")[2], re.S)
+    assert len(blocks) == 6
+    names: dict[str, Any] = {}
+    sizes = []
+    for block in blocks:
+        exec(block, names)
+        made = names["federation"]
+        sizes.append((made.train.tolist(), made.test.tolist()))
+    assert sizes[1] == ([50, 30], [10, 10])
+    assert sizes[0] == sizes[2] == ([48, 32], [12, 8])
+    assert sizes[4] == ([3, 3], [1, 1])
+    assert set(names["federation"].inputs) == {"input_ids", "attention_mask"}
