@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from fairwind.counter import SPLIT, fold, mix, segments, shuffle
-from fairwind.data.samples import Samples, as_samples, kind, mapped, named, take, tensors
+from fairwind.data.given import joined, read_given
+from fairwind.data.padding import Pad, as_samples
+from fairwind.data.samples import Samples, kind, mapped, named, take, tensors
+from fairwind.data.table import read_dataset, read_frame, read_partitions
 from fairwind.errors import InputError
 
 
@@ -41,40 +44,83 @@ class Federation:
     @classmethod
     def from_clients(
         cls,
-        clients: Sequence[tuple[Any, Any]],
+        clients: Any,
         *,
         names: Sequence[str] | None = None,
+        train: float = 0.8,
+        seed: int = 0,
+        pad: Pad | None = None,
+        name: str = "federation",
+        classes: int | None = None,
+    ) -> "Federation":
+        """From a list of clients, or a dict of them by name.
+
+        A client is (inputs, targets): tensors, arrays or lists; or tuples or dicts of these. Or it is a
+        dataset of PyTorch's that gives (input, target) for a number; each sample is read once. Or it is
+        {"train": …, "test": …} of such, which stay as they are.
+
+        A model is called with a tensor as model(x), with a tuple as model(*x), with a dict as model(**x).
+        A share `train` of each client's samples (rounded down, at least one) is for training, chosen by
+        `seed`; the rest are its test samples. `classes` is one more than the largest label unless given.
+
+        Sequences of unequal length are padded at their ends to the longest. `pad` is the number that fills,
+        such as 0, or a dict of numbers by the names of inputs; other inputs in it are filled with 0. With
+        pad="lengths" or "mask", zeros fill, and the model gets one more input: lengths (B,), or a mask (B, T)
+        that is true where there is no padding. A dict gets `lengths`, or `attention_mask` of ones and zeros.
+        """
+        labels, parts = read_given(clients, names)
+        samples = joined(labels, parts, pad)._asdict()
+        return cls.from_owners(**samples, train=train, seed=seed, name=name, classes=classes)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        client: str,
+        target: str,
+        inputs: str | Sequence[str] | None = None,
+        split: str | None = None,
         train: float = 0.8,
         seed: int = 0,
         name: str = "federation",
         classes: int | None = None,
     ) -> "Federation":
-        """From each client's (inputs, targets): tensors, arrays or lists; or tuples or dicts of these.
+        """From a pandas data frame with a row for each sample, and columns that name its client and target.
 
-        A model is called with a tensor as model(x), with a tuple as model(*x), with a dict as model(**x).
-        A share `train` of each client's samples (rounded down, at least one) is for training, chosen by
-        `seed`; the rest are its test samples. `classes` is one more than the largest label unless given.
+        Inputs are float32 (N, columns): of all other columns, unless they are named. Targets in a column of
+        integers are class labels. A column `split` says train or test in each row.
         """
-        if not clients:
-            raise InputError("a federation needs at least one client")
-        labels = tuple(names) if names is not None else tuple(str(k) for k in range(len(clients)))
-        if len(labels) != len(clients):
-            raise InputError(f"{len(labels)} names for {len(clients)} clients")
-        parts = [
-            _check(label, as_samples(x), as_samples(y)) for label, (x, y) in zip(labels, clients, strict=True)
-        ]
-        for label, (x, y) in zip(labels, parts, strict=True):
-            for what, value, first in (("inputs", x, parts[0][0]), ("targets", y, parts[0][1])):
-                if kind(value) != kind(first):
-                    raise InputError(
-                        f"client {label!r}: {what} are {kind(value)}, but those of client {labels[0]!r} are "
-                        f"{kind(first)}; give all clients the same shape and type"
-                    )
-        owner = torch.repeat_interleave(torch.tensor([len(tensors(x)[0]) for x, _ in parts]))
-        inputs, targets = _joined([x for x, _ in parts]), _joined([y for _, y in parts])
-        return cls.from_owners(
-            inputs, targets, owner, names=labels, train=train, seed=seed, name=name, classes=classes
-        )
+        names, parts = read_frame(frame, client, target, inputs, split)
+        samples = joined(names, parts)._asdict()
+        return cls.from_owners(**samples, train=train, seed=seed, name=name, classes=classes)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        *,
+        client: str,
+        inputs: str | Sequence[str] = "image",
+        targets: str | Sequence[str] = "label",
+        split: str | None = None,
+        train: float = 0.8,
+        seed: int = 0,
+        pad: Pad | None = None,
+        name: str = "federation",
+        classes: int | None = None,
+    ) -> "Federation":
+        """From a Hugging Face dataset with a column that names each sample's client.
+
+        `inputs` and `targets` are columns of numbers, lists or images, which become uint8 arrays (height,
+        width, channels). A list of columns gives a dict. A column `split` says train or test in each row;
+        instead, `dataset` may be a dict of the two. `pad` is as for `from_clients`.
+        """
+        names, parts, class_names = read_dataset(dataset, client, inputs, targets, split)
+        classes = classes if classes is not None else len(class_names) or None
+        samples = joined(names, parts, pad)._asdict()
+        made = cls.from_owners(**samples, train=train, seed=seed, name=name, classes=classes)
+        return replace(made, class_names=class_names)
 
     @classmethod
     def from_owners(
@@ -84,15 +130,20 @@ class Federation:
         owner: Any,
         *,
         names: Sequence[str],
+        test: Any = None,
         train: float = 0.8,
         seed: int = 0,
         name: str = "federation",
         classes: int | None = None,
     ) -> "Federation":
-        """From all samples together and, for each, the index into `names` of the client it belongs to."""
+        """From all samples together and, for each, the index into `names` of the client it belongs to.
+
+        `test`, if given, says of each whether it is a test sample; then nothing is drawn, and samples stay in
+        their order.
+        """
         if not 0 < train <= 1:
             raise InputError(f"train={train} is out of range: the training share lies in (0, 1]")
-        inputs, targets, owner = as_samples(inputs), as_samples(targets), torch.as_tensor(owner)
+        inputs, targets, owner = as_samples(inputs), as_samples(targets, "targets"), torch.as_tensor(owner)
         counts = [{len(value) for value in tensors(samples)} for samples in (inputs, targets)]
         if not counts[0] == counts[1] == {len(owner)}:
             many, labels = (" or ".join(map(str, sorted(each))) for each in counts)
@@ -103,12 +154,18 @@ class Federation:
             twice = next(name for name in names if list(names).count(name) > 1)
             raise InputError(f"client {twice!r} is named twice; give every client a name of its own")
         size = torch.bincount(owner, minlength=len(names))
-        keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
-        segment, place = segments(size)
         start = size.cumsum(0) - size
-        within = start[segment] + shuffle(segment, place, keys, len(owner))
-        order = torch.argsort(owner, stable=True)[within].to(tensors(inputs)[0].device)
-        kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
+        if test is not None:
+            test = torch.as_tensor(test, dtype=torch.bool)
+            order = torch.argsort(2 * owner + test, stable=True)
+            kept = torch.bincount(owner[~test], minlength=len(names))
+        else:
+            segment, place = segments(size)
+            keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
+            within = start[segment] + shuffle(segment, place, keys, len(owner))
+            order = torch.argsort(owner, stable=True)[within]
+            kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
+        order = order.to(tensors(inputs)[0].device)
         labelled = isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point()
         if classes is None and labelled and len(targets):
             assert isinstance(targets, Tensor)
@@ -133,31 +190,7 @@ class Federation:
         `inputs` and `targets` are columns: numbers, lists of one length, or images, which become uint8
         arrays (height, width, channels).
         """
-        try:
-            count = partitioner.num_partitions
-            parts = [partitioner.load_partition(k) for k in range(count)]
-        except AttributeError as error:
-            raise InputError(
-                f"{type(partitioner).__name__} cannot be partitioned: {error}; "
-                "give a flwr-datasets partitioner and set its dataset first"
-            ) from None
-        known = getattr(partitioner, "partition_id_to_natural_id", {})
-        names = [str(known.get(k, k)) for k in range(count)]
-        clients = []
-        for label, part in zip(names, parts, strict=True):
-            for column in (inputs, targets):
-                if column not in part.column_names:
-                    raise InputError(
-                        f"the dataset has no column {column!r}; it has {', '.join(part.column_names)}"
-                    )
-            rows = part.select_columns([inputs, targets]).with_format("numpy")[:]
-            for column in (inputs, targets):
-                if rows[column].dtype.kind not in "biuf":
-                    raise InputError(
-                        f"client {label!r}: column {column!r} does not hold numbers or images of one shape; "
-                        "map it to such first"
-                    )
-            clients.append((rows[inputs], rows[targets]))
+        names, clients = read_partitions(partitioner, inputs, targets)
         return cls.from_clients(clients, names=names, train=train, seed=seed, name=name, classes=classes)
 
     @classmethod
@@ -238,34 +271,3 @@ class Federation:
             seen.update(f"{array.dtype.str}{array.shape}".encode())
             seen.update(memoryview(array.reshape(-1).view(np.uint8)))
         return seen.hexdigest()
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    """All clients' samples, one after another."""
-    first = parts[0]
-    if isinstance(first, dict):
-        return {name: _joined([part[name] for part in parts]) for name in first}
-    if isinstance(first, tuple):
-        return tuple(_joined(each) for each in zip(*parts, strict=True))
-    return torch.cat(list(parts))
-
-
-def _check(label: str, x: Samples, y: Samples) -> tuple[Samples, Samples]:
-    if isinstance(y, Tensor) and not y.is_floating_point():
-        y = y.long()
-    shapes = [tuple(value.shape) for value in (*tensors(x), *tensors(y))]
-    if not tensors(x) or not tensors(y):
-        raise InputError(f"client {label!r}: there are no tensors in its inputs or targets")
-    if any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
-        split = len(tensors(x))
-        of_inputs, of_targets = (", ".join(map(str, part)) for part in (shapes[:split], shapes[split:]))
-        raise InputError(f"client {label!r}: inputs {of_inputs} and targets {of_targets} differ in length")
-    for what, samples in (("inputs", x), ("targets", y)):
-        for path, value in named(samples):
-            if value.is_floating_point() and not torch.isfinite(value).all():
-                row = int((~torch.isfinite(value.reshape(len(value), -1))).any(1).nonzero()[0])
-                raise InputError(
-                    f"client {label!r}: {what}{path and ' ' + path} of sample {row} hold NaN or infinity; "
-                    "clean or drop it"
-                )
-    return x, y

@@ -47,15 +47,6 @@ def cast(samples: Any, dtype: torch.dtype) -> Any:
     return mapped(lambda value: value.to(dtype) if value.is_floating_point() else value, samples)
 
 
-def as_samples(given: Any) -> Samples:
-    """What a user gave as tensors: arrays and lists become one, tuples and dicts keep their structure."""
-    if isinstance(given, dict) or hasattr(given, "keys"):  # Hugging Face's BatchEncoding is no dict
-        return {name: as_samples(given[name]) for name in given.keys()}  # noqa: SIM118
-    if isinstance(given, tuple):
-        return tuple(as_samples(part) for part in given)
-    return torch.as_tensor(given)
-
-
 def kind(samples: Any) -> str:
     """Type and shape of samples, in words."""
     parts = []

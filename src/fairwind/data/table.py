@@ -1,0 +1,208 @@
+"""Tables with a column that names the client: pandas data frames and Hugging Face datasets."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fairwind.data.given import Part
+from fairwind.data.values import as_values, is_mapping
+from fairwind.errors import InputError
+
+Columns = str | Sequence[str]
+
+
+class Group(NamedTuple):
+    """The rows of one client, or of its training or test samples."""
+
+    client: str
+    of: str  # "train", "test", or ""
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+
+
+def read_frame(
+    frame: Any, client: str, target: str, inputs: Columns | None, split: str | None
+) -> tuple[tuple[str, ...], list[Part]]:
+    """Names and parts of the clients of a data frame, in the order of their names."""
+    if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
+        remedy = "give frame.to_pandas()" if hasattr(frame, "to_pandas") else "give a pandas DataFrame"
+        raise InputError(f"{type(frame).__name__} is not a data frame: {remedy}")
+    known = list(frame.columns)
+    if inputs is None:
+        chosen = [name for name in known if name not in (client, target, split)]
+    else:
+        chosen = [inputs] if isinstance(inputs, str) else list(inputs)
+    _check_columns("frame", known, [client, target, *chosen, *([split] if split is not None else [])])
+    if not chosen:
+        raise InputError(f"the frame has no columns for inputs; it has {', '.join(map(str, known))}")
+    for column in (client, split):
+        if column is not None and frame[column].isna().any():
+            row = frame.index[int(np.argmax(frame[column].isna().to_numpy()))]
+            raise InputError(f"column {column!r} has no value in row {row}; fill it or drop the row")
+    owners = frame[client].tolist()
+    names, groups = _groups(owners, frame[split].tolist() if split is not None else None, split)
+    for column in (*chosen, target):
+        _check_numbers(frame, column, owners, inputs is None and column != target)
+    x = frame[chosen].to_numpy(dtype=np.float32)
+    y = frame[target].to_numpy()
+    if y.dtype.kind not in "biuf":  # of pandas' own types, with room for missing values
+        y = y.astype(np.int64 if frame[target].dtype.kind in "biu" else np.float64)
+    y = y.astype(np.float32) if y.dtype.kind == "f" else y
+    return names, [
+        Part(g.client, g.of, as_values(x[g.rows], "inputs"), as_values(y[g.rows], "targets")) for g in groups
+    ]
+
+
+def read_dataset(
+    dataset: Any, client: str, inputs: Columns, targets: Columns, split: str | None
+) -> tuple[tuple[str, ...], list[Part], tuple[str, ...]]:
+    """Names and parts of the clients of a Hugging Face dataset, and what labels stand for, if it says so."""
+    tables = {"": dataset}
+    if is_mapping(dataset):
+        if set(dataset) != {"train", "test"}:
+            raise InputError(
+                f"the dataset has the splits {', '.join(map(str, dataset)) or 'none'}: "
+                'give one of them, or two as {"train": …, "test": …}'
+            )
+        if split is not None:
+            raise InputError(f"the dataset is split into train and test already: leave split={split!r} out")
+        tables = {of: dataset[of] for of in ("train", "test")}
+    owners: list[Any] = []
+    parts_of: list[Any] = []
+    columns: list[dict[str, Any]] = []
+    chosen = [name for given in (inputs, targets) for name in ([given] if isinstance(given, str) else given)]
+    for of, table in tables.items():
+        if not hasattr(table, "column_names") or not hasattr(table, "__len__"):
+            remedy = (
+                "load it without streaming" if hasattr(table, "column_names") else "give a datasets.Dataset"
+            )
+            raise InputError(f"{type(table).__name__} cannot be dealt to clients: {remedy}")
+        said = [client] if split is None else [client, split]
+        _check_columns("dataset", table.column_names, [*said, *chosen])
+        plain = table.select_columns(said).with_format(None)[:]
+        owners += plain[client]
+        parts_of += [of] * len(table) if split is None else plain[split]
+        columns.append(table.select_columns(chosen).with_format("numpy")[:])
+    if None in owners:
+        raise InputError(f"column {client!r} has no value in row {owners.index(None)}; filter such rows out")
+    names, groups = _groups(owners, parts_of if split is not None or len(tables) > 1 else None, split)
+    rows = {name: _rows(name, [each[name] for each in columns], owners) for name in chosen}
+
+    def values(group: Group, given: Columns, what: str) -> Any:
+        what = f"client {group.client!r}: {what}"
+        if isinstance(given, str):
+            return as_values(rows[given][group.rows], what)
+        return as_values({name: rows[name][group.rows] for name in given}, what)
+
+    parts = [Part(g.client, g.of, values(g, inputs, "inputs"), values(g, targets, "targets")) for g in groups]
+    feature = next(iter(tables.values())).features.get(targets) if isinstance(targets, str) else None
+    return names, parts, tuple(getattr(feature, "names", ()))
+
+
+def read_partitions(
+    partitioner: Any, inputs: str, targets: str
+) -> tuple[list[str], list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]]:
+    """Names and samples of the clients of a partitioner of flwr-datasets."""
+    try:
+        count = partitioner.num_partitions
+        parts = [partitioner.load_partition(k) for k in range(count)]
+    except AttributeError as error:
+        raise InputError(
+            f"{type(partitioner).__name__} cannot be partitioned: {error}; "
+            "give a flwr-datasets partitioner and set its dataset first"
+        ) from None
+    known = getattr(partitioner, "partition_id_to_natural_id", {})
+    names = [str(known.get(k, k)) for k in range(count)]
+    clients = []
+    for label, part in zip(names, parts, strict=True):
+        _check_columns("dataset", part.column_names, [inputs, targets])
+        rows = part.select_columns([inputs, targets]).with_format("numpy")[:]
+        for column in (inputs, targets):
+            if rows[column].dtype.kind not in "biuf":
+                raise InputError(
+                    f"client {label!r}: column {column!r} does not hold numbers or images of one shape; "
+                    "map it to such first"
+                )
+        clients.append((rows[inputs], rows[targets]))
+    return names, clients
+
+
+def _check_columns(kind: str, known: Sequence[Any], wanted: Sequence[str]) -> None:
+    for column in wanted:
+        if column not in known:
+            raise InputError(f"the {kind} has no column {column!r}; it has {', '.join(map(str, known))}")
+        if list(known).count(column) > 1:
+            raise InputError(f"the {kind} has two columns {column!r}; rename one")
+    for column in wanted:
+        if list(wanted).count(column) > 1:
+            raise InputError(f"column {column!r} is named twice: client, targets, inputs and split differ")
+
+
+def _check_numbers(frame: Any, column: str, owners: list[Any], by_default: bool) -> None:
+    """Refuses a column that is not all numbers, with the client of the row where it is not."""
+    values = frame[column]
+    if values.dtype.kind not in "biuf":
+        shown = f"{values.iloc[0]!r} for client {str(owners[0])!r}" if len(values) else str(values.dtype)
+        remedy = f"leave it out with inputs=[…], or map it to numbers: pandas.factorize(frame[{column!r}])[0]"
+        raise InputError(
+            f"column {column!r} does not hold numbers, but {shown}: "
+            + (remedy if by_default else remedy.partition(", or ")[2])
+        )
+    missing = values.isna().to_numpy()
+    with np.errstate(over="ignore"):
+        bad = missing | ~np.isfinite(values.fillna(0).to_numpy(dtype=np.float32))
+    if bad.any():
+        i = int(bad.argmax())
+        held = "no value" if missing[i] else "no finite number"
+        raise InputError(
+            f"column {column!r} has {held} in row {frame.index[i]}, of client {str(owners[i])!r}; "
+            "fill it or drop the row"
+        )
+
+
+def _groups(
+    owners: list[Any], parts: list[Any] | None, split: str | None
+) -> tuple[tuple[str, ...], list[Group]]:
+    """Each client's rows, in their order; the clients in the order of their names."""
+    if not owners:
+        raise InputError("a federation needs at least one client: there are no rows")
+    for row, part in enumerate(parts or ()):
+        if part not in ("train", "test"):
+            raise InputError(
+                f"column {split!r} holds {part!r} for client {str(owners[row])!r}; write train or test"
+            )
+    known = _sorted(set(owners))
+    place = {owner: k for k, owner in enumerate(known)}
+    keys = np.array([2 * place[owner] for owner in owners], dtype=np.int64)
+    if parts is not None:
+        keys += np.array([part == "test" for part in parts], dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    found, starts = np.unique(keys[order], return_index=True)
+    groups = [
+        Group(str(known[key // 2]), ("train", "test")[key % 2] if parts is not None else "", rows)
+        for key, rows in zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+    ]
+    return tuple(str(owner) for owner in known), groups
+
+
+def _sorted(values: Iterable[Any]) -> list[Any]:
+    values = list(values)
+    try:
+        return sorted(values)
+    except TypeError:  # numbers and strings
+        return sorted(values, key=str)
+
+
+def _rows(column: str, tables: list[Any], owners: list[Any]) -> np.ndarray[Any, Any]:
+    """A column's values, one for each row: an array of numbers, or of arrays that differ in shape."""
+    for i, value in enumerate(v for table in tables for v in (table if table.dtype.kind in "OUS" else ())):
+        if isinstance(value, str | dict):
+            raise InputError(
+                f"client {str(owners[i])!r}: column {column!r} holds {str(value)!r}, not numbers: "
+                f"map labels by dataset.class_encode_column({column!r}), texts by a tokenizer"
+            )
+    if len({(table.dtype.kind == "O", table.shape[1:]) for table in tables}) == 1:
+        return np.concatenate(tables)
+    result = np.empty(sum(map(len, tables)), dtype=object)
+    result[:] = [value for table in tables for value in table]
+    return result
