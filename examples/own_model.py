@@ -16,7 +16,7 @@ def task() -> fw.Task:
     for k, city in enumerate(["Oslo", "Turku", "Uppsala", "Aarhus", "Reykjavík"]):
         x = torch.randn(40 * (k + 1), 8, generator=draw) + torch.randn(8, generator=draw)  # its own patients
         hospitals[city] = (x, (x @ rule).argmax(1))
-    federation = fw.Federation.from_clients(list(hospitals.values()), names=list(hospitals), name="hospitals")
+    federation = fw.Federation.from_clients(hospitals, name="hospitals")
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))

@@ -15,7 +15,7 @@ from fairwind.contract import Algorithm, AnyAlgorithm
 from fairwind.directory import RunDirectory, check_free, held
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
-from fairwind.engine.settings import Engine, Settings, Switch
+from fairwind.engine.settings import DataOn, Engine, Settings, Switch
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, in_range
 from fairwind.recipe import Recipe
@@ -58,6 +58,7 @@ def simulate(
     compile: Switch = "auto",
     precision: Precision = "auto",
     memory: float | None = None,
+    data_on: DataOn = "auto",
     workers: int | None = None,
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
@@ -82,6 +83,7 @@ def simulate(
         compile=compile,
         precision=precision,
         memory=memory,
+        data_on=data_on,
         workers=workers,
         progress=progress,
         after_evaluation=after_evaluation,
@@ -106,6 +108,7 @@ def compare(
     compile: Switch = "auto",
     precision: Precision = "auto",
     memory: float | None = None,
+    data_on: DataOn = "auto",
     workers: int | None = None,
     out: str | Path | None = None,
     checkpoint_every: float = 30,
@@ -143,6 +146,7 @@ def compare(
         compile=compile,
         precision=precision,
         memory=memory,
+        data_on=data_on,
         workers=workers,
     )
     recipe = Recipe(task.source or task.name, tuple(own), tuple(seeds), settings)
@@ -223,7 +227,7 @@ def _no_algorithm(given: Any) -> InputError:
 
 def _same_machine(settings: Settings, before: Settings) -> Settings:
     """Settings with what the directory's run had chosen for its machine, where nothing else is asked for."""
-    chosen = {name: getattr(before, name) for name in ("device", "compile", "engine", "precision")}
+    chosen = {name: getattr(before, name) for name in ("device", "compile", "engine", "precision", "data_on")}
     kept = {name: value for name, value in chosen.items() if getattr(settings, name) == "auto"}
     for name in ("memory", "workers"):
         if getattr(settings, name) is None:

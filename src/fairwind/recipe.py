@@ -28,7 +28,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "momentum": 0.0, "nesterov": False},
     "rmsprop": {"optimizer": "rmsprop", "momentum": 0.0, "nesterov": False},
 }
-MACHINE = ("device", "compile", "memory", "engine", "workers")  # whatever the next machine has
+MACHINE = ("device", "compile", "memory", "engine", "workers", "data_on")  # whatever the next machine has
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,8 @@ Floats = NDArray[np.float32]
 RUNS = "runs"  # the folder of a study's output that holds the runs
 EXACT = ("float32", "tf32", "bf16")  # the most exact first
 CHARTS = ("curves", "distribution", "targets", "pareto", "rsd", "tuned", "labels")
-ALIKE = ("device", "compile", "memory", "engine", "workers", "eval_every")  # settings that decide no number
+# Settings that decide no number
+ALIKE = ("device", "compile", "memory", "engine", "workers", "eval_every", "data_on")
 
 
 @dataclass(frozen=True)

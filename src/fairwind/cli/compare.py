@@ -16,7 +16,7 @@ from fairwind.cli.terminal import err, out, say
 from fairwind.directory import RunDirectory, check_free, held, new_directory
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find, join
-from fairwind.engine.settings import Engine, Settings, Switch
+from fairwind.engine.settings import DataOn, Engine, Settings, Switch
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, in_range
 from fairwind.files import RESULTS, read_json
@@ -41,7 +41,7 @@ SETTINGS = (  # options of a comparison
         "clients_per_round",
         "probe_samples",
     ),
-    *("eval_every", "target", "engine", "device", "compile", "precision", "memory", "workers"),
+    *("eval_every", "target", "engine", "device", "compile", "precision", "memory", "data_on", "workers"),
 )
 
 
@@ -114,6 +114,9 @@ class Compare:
     memory: Number = None
     """GiB that clients training at once may take; the rest wait (if not given: on a CPU 1/32, which stays
     near its cache; on a GPU a quarter of its memory)."""
+    data_on: DataOn = "auto"
+    """Where samples are kept: on the device, or on the host, from where those of a few clients at a time are
+    brought over; auto is the host for what would take more than half of a GPU's memory."""
     workers: Whole = None
     """Threads that share the clients out on a CPU (one for each core if not given)."""
     out: Folder = None

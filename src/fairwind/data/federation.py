@@ -35,6 +35,7 @@ class Federation:
     embedding: Tensor | None = None  # (len(words), D) their pretrained vectors, if there are any
     class_names: tuple[str, ...] = ()  # what the labels stand for, if known
     origin: Mapping[str, Any] = field(default_factory=dict)  # source, rule and digest of prepared data
+    brought_to: torch.device | None = None  # where samples are needed, if they are kept on the host
 
     def __post_init__(self) -> None:
         if (self.train < 1).any():
@@ -228,13 +229,29 @@ class Federation:
 
     @property
     def device(self) -> torch.device:
-        """Where the samples are."""
-        return tensors(self.inputs)[0].device
+        """Where the samples are, or are brought to."""
+        return self.brought_to or tensors(self.inputs)[0].device
 
-    def to(self, device: torch.device | str) -> "Federation":
-        """The same federation with its samples on a device; the counts stay on the host."""
+    @property
+    def bytes(self) -> int:
+        """What the samples take in memory."""
+        return sum(t.numel() * t.element_size() for t in (*tensors(self.inputs), *tensors(self.targets)))
+
+    def to(self, device: torch.device | str, *, keep_on_host: bool = False) -> "Federation":
+        """The same federation with samples on a device, or brought there when needed; counts stay here."""
+        if keep_on_host:
+            return replace(self, brought_to=torch.device(device))
         inputs, targets = (mapped(lambda t: t.to(device), part) for part in (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
+
+    def at(self, index: Tensor | slice) -> tuple[Any, Any]:
+        """Inputs and targets of some samples, on the device."""
+        if self.brought_to is None:
+            return take(self.inputs, index), take(self.targets, index)
+        here = index.cpu() if isinstance(index, Tensor) else index
+        found = take(self.inputs, here), take(self.targets, here)
+        brought: tuple[Any, Any] = mapped(lambda t: t.to(self.brought_to, non_blocking=True), found)
+        return brought
 
     def describe(self) -> dict[str, Any]:
         """Counts, as recorded with results."""

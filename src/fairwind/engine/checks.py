@@ -1,9 +1,10 @@
-"""What is refused before or while a simulation trains: runs, models and states that cannot be."""
+"""What a simulation begins with, and what it refuses: runs, models and states that cannot be."""
 
 import torch
 from torch import Tensor, nn
 
 from fairwind.contract import refuses
+from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError, in_range, whole
@@ -57,3 +58,11 @@ def check_shared(models: dict[int, nn.Module]) -> None:
             raise InputError(
                 f"{name!r} is not trained but differs by seed; make it the same, or use one seed"
             )
+
+
+def placed(federation: Federation, settings: Settings) -> Federation:
+    """The federation on its device; or kept on the host, where it would take more than half of a GPU."""
+    keep = settings.data_on == "host"
+    if settings.data_on == "auto" and settings.device.startswith("cuda"):
+        keep = federation.bytes > torch.cuda.get_device_properties(settings.device).total_memory / 2
+    return federation.to(settings.device, keep_on_host=keep)

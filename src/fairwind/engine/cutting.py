@@ -90,10 +90,11 @@ class Cutter:
         """The rows as a chunk, whose numbers of active rows are rounded to at most so many, if given."""
         assert self.plan is not None
         entries, row_entry = torch.unique(self.row_entry[rows], return_inverse=True)
+        bring = self.planner.federation.brought_to is not None
         if kind == "training":
-            selection = self.planner.training(self.plan, entries)
+            selection = self.planner.training(self.plan, entries, bring=bring)
         else:
-            selection = self.planner.probing(self.plan, entries, self.batch_sizes[kind])
+            selection = self.planner.probing(self.plan, entries, self.batch_sizes[kind], bring=bring)
         multiple = 1 if most_counts is None else -(-len(rows) // most_counts)
         counts = active_rows(self._steps(kind, rows), multiple)
         return chunk_of(rows, self.row_run[rows], row_entry, selection, counts, self.batch_sizes[kind])
@@ -115,5 +116,10 @@ class Cutter:
 
     def _costs(self, kind: Kind, rows: Tensor) -> Tensor:
         """How many numbers each row holds, about."""
-        # Beside what is fixed, some dozen int64 numbers for each sample while the order is made.
-        return self.fixed(kind) + 24 * self.batch_sizes[kind] * self._steps(kind, rows)
+        # Beside what is fixed, some dozen int64 numbers for each sample while the order is made; and the
+        # samples themselves, if they are brought.
+        federation = self.planner.federation
+        own = 24
+        if federation.brought_to is not None:
+            own += federation.bytes // (4 * max(1, federation.samples))
+        return self.fixed(kind) + own * self.batch_sizes[kind] * self._steps(kind, rows)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fairwind.counter import segments
 from fairwind.data.federation import Federation
-from fairwind.data.samples import take
 from fairwind.engine.ragged import chunks
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.scores import Score
@@ -44,10 +43,7 @@ def client_scores(
     shape = 1 + len(model.judges), len(x), len(sizes)
     found = torch.zeros(shape, dtype=torch.float64, device=x.device)
     for clients in chunks(sizes, limit)[ranks.rank :: ranks.world]:
-        judged = [
-            model.scores(x, take(federation.inputs, part), take(federation.targets, part))
-            for part in torch.split(pick(clients), limit)
-        ]
+        judged = [model.scores(x, *federation.at(part)) for part in torch.split(pick(clients), limit)]
         for of_clients, score, each in zip(
             found, (loss, *model.judges), zip(*judged, strict=True), strict=True
         ):

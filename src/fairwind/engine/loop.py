@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fairwind.contract import Probe, Report, contribute
 from fairwind.counter import mix
 from fairwind.data.federation import Federation
-from fairwind.data.samples import take
 from fairwind.engine.executor import Outcome, Run
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import Order, Plan, Planner
@@ -182,7 +181,7 @@ class Loop:
                 learner.step(optimizer, losses, solver.clip)
 
     def _pick(self, losses: Callable[..., Tensor], samples: Tensor) -> Tensor:
-        return losses(take(self.federation.inputs, samples), take(self.federation.targets, samples))
+        return losses(*self.federation.at(samples))
 
 
 def _samples(order: Order, entry: int, epochs: int) -> Tensor:

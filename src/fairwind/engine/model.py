@@ -167,7 +167,7 @@ class StackedModel:
         """
         device, second = federation.device, min(1, federation.samples - 1)
         at = torch.tensor([0, second, 0], device=device)
-        inputs, targets = take(federation.inputs, at), take(federation.targets, at)
+        inputs, targets = federation.at(at)
         one, two = (
             activations(self.training, take(inputs, slice(0, n)), self.dtype, self.compute) for n in (1, 2)
         )
@@ -215,11 +215,7 @@ class StackedModel:
         noise = torch.randn(2, len(start), generator=draw, dtype=start.dtype)
         parts = self.layout.parts(start + 0.1 * noise)  # gradients may start at 0
         at = torch.randint(federation.samples, (2, 8), generator=draw)
-        batch = (
-            take(federation.inputs, at),
-            take(federation.targets, at),
-            torch.ones_like(at, dtype=torch.bool),
-        )
+        batch = (*federation.at(at), torch.ones_like(at, dtype=torch.bool))
         keys = torch.zeros(2, dtype=torch.int64)
 
         def found() -> tuple[list[Gradient], list[Gradient]]:

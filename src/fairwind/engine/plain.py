@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairwind.data.federation import Federation
-from fairwind.data.samples import cast, kind, mapped, take, tensors
+from fairwind.data.samples import cast, kind, mapped, tensors
 from fairwind.engine.layout import Layout
 from fairwind.engine.losses import Loss, cross_entropy, needs_labels
 from fairwind.errors import InputError, first_line
@@ -39,7 +39,7 @@ class PlainModel:
         self.trains = [module.training for module in self.module.modules()]
         self.start = self.layout.flatten(model).to(federation.device)  # x⁰ (P,)
         self.buffers = {name: b.clone() for name, b in self.module.named_buffers()}
-        sample = take(federation.inputs, slice(0, 1)), take(federation.targets, slice(0, 1))
+        sample = federation.at(slice(0, 1))
         self.randomness: Randomness = "none"
         self.changed_buffer = ""
         with explained(*sample):

@@ -50,6 +50,9 @@ class Selection(NamedTuple):
     longest: int  # samples of an epoch, at most
     shuffled: bool
     taken: Tensor | None  # which of the samples in their order are taken, if not all
+    brought: (
+        Tensor | None
+    )  # the clients whose training samples are brought to the device, if they are not there
 
     def order(self, order_key: Tensor, dropout_key: Tensor) -> Order:
         """Every epoch shuffled within itself: one sort for all."""
@@ -112,21 +115,22 @@ class Planner:
         order, dropout = _hashes((ORDER, DROPOUT), seeds, round, plan.seed, plan.client)
         return plan._replace(order_key=order, dropout_key=dropout)
 
-    def training(self, plan: Plan, entries: Tensor) -> Selection:
-        """What the given entries of a plan train on."""
-        return self._selection(plan, entries, plan.size[entries], plan.steps[entries], plan.epochs[entries])
+    def training(self, plan: Plan, entries: Tensor, *, bring: bool = False) -> Selection:
+        """What the given entries of a plan train on; `bring` if only their clients' samples will be there."""
+        steps, epochs = plan.steps[entries], plan.epochs[entries]
+        return self._selection(plan, entries, plan.size[entries], steps, epochs, bring)
 
-    def probing(self, plan: Plan, entries: Tensor, batch_size: int) -> Selection:
+    def probing(self, plan: Plan, entries: Tensor, batch_size: int, *, bring: bool = False) -> Selection:
         """What the given entries measure their loss and gradient on, in batches of the given size."""
         size = self.probed(plan.size[entries])
-        return self._selection(plan, entries, size, -(-size // batch_size), None)
+        return self._selection(plan, entries, size, -(-size // batch_size), None, bring)
 
     def probed(self, size: Tensor) -> Tensor:
         """How many samples a client of this size measures its loss and gradient on."""
         return size if self.probe_samples is None else size.clamp(max=self.probe_samples)
 
     def _selection(
-        self, plan: Plan, entries: Tensor, size: Tensor, steps: Tensor, epochs: Tensor | None
+        self, plan: Plan, entries: Tensor, size: Tensor, steps: Tensor, epochs: Tensor | None, bring: bool
     ) -> Selection:
         """That of entries which take all their samples so many times, or some of them once."""
         device, client, taken = self.federation.device, plan.client[entries], None
@@ -142,14 +146,18 @@ class Planner:
             owner = entries[which]
         whole = plan.size[owner]
         segment, place = segments(whole.to(device), int(whole.sum()))
-        start = self.federation.start[plan.client[owner]].to(device)
+        start, brought = self.federation.start[plan.client[owner]], None
+        if bring:  # they will lie there one client after another
+            brought, which = torch.unique(plan.client[owner], return_inverse=True)
+            sizes = self.federation.train[brought]
+            start = (sizes.cumsum(0) - sizes)[which]
         return Selection(
             entry=entries.to(device),
             client=client.to(device),
             size=size.to(device),
             steps=steps.to(device),
             base=(length.cumsum(0) - length).to(device),
-            first=start[segment],
+            first=start.to(device)[segment],
             epoch_entry=owner.to(device),
             epoch=epoch.to(device),
             segment=segment,
@@ -157,6 +165,7 @@ class Planner:
             longest=int(whole.max()) if len(whole) else 0,
             shuffled=epochs is not None or taken is not None,
             taken=taken,
+            brought=brought,
         )
 
     def _choose(self, seed: int, round: int) -> Tensor:

@@ -18,6 +18,7 @@ from fairwind.errors import InputError, first_line, in_range, positive, whole
 Model = nn.Module | Callable[[], nn.Module]
 Engine = Literal["auto", "stacked", "loop"]
 Switch = Literal["auto", "on", "off"]
+DataOn = Literal["auto", "device", "host"]
 
 LARGEST = 2.0**20  # GiB
 
@@ -48,6 +49,9 @@ class Settings:
     and sums in half the bits (bf16) for speed on a GPU. "auto" is tf32 on a GPU, float32 elsewhere."""
     memory: float | None = None
     """GiB that rows training at once may take; None is 1/32 on a CPU, near its cache, a quarter of a GPU."""
+    data_on: DataOn = "auto"
+    """Where samples are kept: on the device, or on the host, from where those of a few clients at a time are
+    brought to the device. "auto" is the host for what would take more than half of a GPU's memory."""
     workers: int | None = None
     """Threads that share the clients out on a CPU, with a core each; None is one for each core."""
 
@@ -79,6 +83,7 @@ class Settings:
             ("engine", self.engine, get_args(Engine)),
             ("compile", self.compile, get_args(Switch)),
             ("precision", self.precision, get_args(Precision)),
+            ("data_on", self.data_on, get_args(DataOn)),
         ):
             if value not in known:
                 raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")

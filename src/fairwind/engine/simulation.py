@@ -14,7 +14,7 @@ from fairwind.contract import advance, refuses
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
 from fairwind.engine.checkpoint import Checkpoint
-from fairwind.engine.checks import build, check_runs, check_shapes, check_shared
+from fairwind.engine.checks import build, check_runs, check_shapes, check_shared, placed
 from fairwind.engine.choice import choose
 from fairwind.engine.compiling import compiler_found
 from fairwind.engine.curves import Curves
@@ -62,7 +62,7 @@ class Simulation:
         check_shared(models)
         dtype = next((p.dtype for p in first.parameters() if p.requires_grad), torch.float32)
         inputs = cast(federation.inputs, dtype)
-        self.federation = replace(federation, inputs=inputs).to(self.settings.device)
+        self.federation = placed(replace(federation, inputs=inputs), self.settings)
         with self._threads(1):
             self.plain = PlainModel(first, self.federation, per_sample(loss), self.scores)
             self.choice = choose(first, self.plain, self.federation, self.settings, ranks)

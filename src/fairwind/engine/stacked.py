@@ -56,7 +56,10 @@ class Stacked:
         self.algorithms = by_algorithm(runs)
         self.step_graphs, self.round_graphs = Graphs(self.device), Graphs(self.device)
         models = [model, *(model.another() for _ in range(workers - 1))]
-        data = federation.inputs, federation.targets
+        self.federation = federation
+        # Where samples are kept on the host, one of them shows what they are like.
+        hosted = federation.brought_to is not None
+        data = federation.at(slice(0, 1)) if hosted else (federation.inputs, federation.targets)
         self.workers = Workers([self._workspaces(each, data) for each in models])
         self.kept: dict[Kind, list[tuple[Tensor, Chunk | None]]] = {}
         self.keys: tuple[Tensor, Tensor] | None = None
@@ -65,7 +68,7 @@ class Stacked:
         self.uncompiled = False  # and is to be compiled
         # A round that repeats is recorded as a whole: then its chunks are kept, and its steps not recorded.
         self.records = self.round_graphs.on
-        self.whole_rounds = self.records and planner.repeats and ranks.world == 1
+        self.whole_rounds = self.records and planner.repeats and ranks.world == 1 and not hosted
         self.step_graphs.on &= not self.whole_rounds
 
     def _workspaces(self, model: StackedModel, data: tuple[Any, Any]) -> Workspaces:
@@ -223,6 +226,8 @@ class Stacked:
         """Lets the chunk's rows take all their steps from their runs' models."""
         assert self.keys is not None
         order = chunk.selection.order(*self.keys)
+        if chunk.selection.brought is not None:
+            workspace.bring(self.federation, chunk.selection.brought)
         rows = workspace.load(models, chunk.row_run)
         keys = chunk.dropout_keys(order) if self.model.random else None
         workspace.work(chunk.counts, chunk.samples(order), keys, self.lr)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairwind.data.samples import tensors
+from fairwind.counter import segments
+from fairwind.data.federation import Federation
+from fairwind.data.samples import mapped, tensors
 from fairwind.engine.graphs import Graphs
 from fairwind.engine.model import StackedModel
 from fairwind.engine.steps import Batches, Rows, Step
@@ -35,6 +37,7 @@ class Workspace:
         self.kept, self.casts = kept, casts and model.compute != model.dtype
         self.graphs = graphs
         self.compiled: TakeSteps | None = None
+        self.there: Tensor | None = None  # clients whose samples were brought
         self.clear()
 
     def clear(self) -> None:
@@ -42,6 +45,21 @@ class Workspace:
         self.graphs.forget()
         self.rows: Rows | None = None
         self.batches: Batches | None = None
+
+    def bring(self, federation: Federation, clients: Tensor) -> None:
+        """Copies the training samples of these clients, kept on the host, to where steps find them."""
+        if clients is self.there:
+            return
+        owner, place = segments(federation.train[clients])
+        brought = federation.at(federation.start[clients][owner] + place)
+        count = len(owner)
+        if self.there is None or len(tensors(self.data)[0]) < count:
+            self.graphs.forget()
+            room = 1 << (count - 1).bit_length()
+            self.data = mapped(lambda t: t.new_empty(room, *t.shape[1:]), brought)
+        for room_there, value in zip(tensors(self.data), tensors(brought), strict=True):
+            room_there[:count] = value
+        self.there = clients
 
     def example(self) -> tuple[Rows, Batches, Any, Any]:
         """What a step is given, with a few rows."""
