@@ -102,7 +102,7 @@ TASKS = {
         "Synthetic, linear 60×10", lambda n: synthetic(clients=n), 100, 100, _linear, _solver("synthetic")
     ),
     "femnist": Task("FEMNIST, MLP 784-128-62", written, 3500, 40, mlp, _solver("femnist")),
-    "cifar10": Task("CIFAR-10, VGG11", pictures, 16, 4, vgg11, _solver("cifar10")),
+    "cifar10": Task("CIFAR-10, VGG11", pictures, 16, 1, vgg11, _solver("cifar10")),
     "sent140": Task(
         "Sent140, LSTM 2×100", tweets, 697, 20, lambda: lstm(vectors=_vectors()), _solver("sent140")
     ),
