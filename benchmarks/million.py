@@ -1,6 +1,6 @@
 """One million clients of ten samples, two rounds of AdaFedAdam on a CPU: time and memory.
 
-    python benchmarks/million.py [--clients 1000000] [--json numbers.json]
+python benchmarks/million.py [--clients 1000000] [--json numbers.json]
 """
 
 import argparse

@@ -64,7 +64,7 @@ def _parse() -> tuple[Any, list[str]]:
         inside = [line.strip("│ ") for line in said.getvalue().splitlines() if line.startswith("│")]
         message = (
             " ".join(inside).partition(" Got errors")[0].partition(" ──")[0].partition(" For ")[0].strip()
-        )
+        ).removeprefix("Error parsing ")
         named = f"{sys.argv[1]} " if sys.argv[1] in COMMANDS else ""
         raise InputError(f"{message.rstrip('.')}; see 'fairwind {named}--help'") from None
 
