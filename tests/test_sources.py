@@ -342,7 +342,7 @@ BAD = {
     not_leaf: ("femnist", "all_data_0.json has no 'num_samples': it is not LEAF's layout"),
     batch_of_code: (
         "cifar10",
-        "data_batch_3 is no batch of CIFAR-10's python version: it asks for os.system",
+        "data_batch_3 is no batch of CIFAR-10's python version (it asks for os.system); download it again",
     ),
     batch_label: ("cifar10", "data_batch_2, row 4: label 10 is not one of 0 to 9"),
     csv_columns: ("sent140", "noemoticon.csv, line 13: 5 columns"),

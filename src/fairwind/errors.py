@@ -1,11 +1,31 @@
 """The one error a user's input can raise."""
 
 import difflib
-from collections.abc import Iterable
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+# Line breaks, escape sequences, marks that turn the direction of text, halves of characters, and none.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 class InputError(ValueError):
     """Something the user gave cannot be used; the message names it and the remedy, in one line."""
+
+    def __init__(self, message: str):
+        super().__init__(printable(message, 1200, 600))
+
+
+@contextmanager
+def damaged(what: Callable[[], str], remedy: str) -> Iterator[None]:
+    """Makes one line of whatever a damaged file makes its reader raise."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # no parser lists all that bad bytes make it raise
+        raise InputError(f"{what()} ({first_line(error)}); {remedy}") from None
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
@@ -19,6 +39,21 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
 def first_line(error: BaseException) -> str:
     """An error's message as one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def printable(text: str, start: int = 60, end: int = 30) -> str:
+    """Text that a terminal and a page can show in one line; of a long one so many characters at its ends."""
+    if len(text) > start + end:
+        text = f"{text[:start]} … {text[-end:]}"
+    return UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def shown(value: object) -> str:
+    """What was found where something else belongs, cut to a few words."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no number of more than some thousand digits
+        return "a number of thousands of digits"
 
 
 def positive(**values: float) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from fairwind.data.federation import Federation
 from fairwind.data.partition import dirichlet, iid
 from fairwind.data.source import (
+    AGAIN,
     PARQUET,
     Layout,
     Like,
@@ -23,7 +24,7 @@ from fairwind.data.source import (
     distinct,
     images,
 )
-from fairwind.errors import InputError, first_line, in_range, positive
+from fairwind.errors import InputError, damaged, in_range, positive
 
 LIKE = Like("RGB", (32, 32, 3), 10)
 RULE = (
@@ -51,14 +52,9 @@ def _parquet(files: list[Path]) -> Samples:
 def _batches(files: list[Path]) -> Samples:
     pixels, labels = [], []
     for file in files:
-        try:
-            with open(file, "rb") as content:
-                batch = _Arrays(content, encoding="bytes").load()
-            data, given = np.asarray(batch[b"data"]), list(batch[b"labels"])
-        except Exception as error:  # a damaged pickle may raise anything
-            raise InputError(
-                f"{file} is no batch of CIFAR-10's python version: {first_line(error)}"
-            ) from None
+        data, given = _unpickled(file)
+        if not isinstance(data, np.ndarray) or not isinstance(given, list):
+            raise InputError(f"{file}: data is no array, or labels are no list; {AGAIN}")
         if data.dtype != np.uint8 or data.shape != (len(given), 3072):
             kind = f"{data.dtype} of shape {data.shape}"
             raise InputError(f"{file}: data is {kind}, not uint8 of shape ({len(given)}, 3072)")
@@ -67,6 +63,13 @@ def _batches(files: list[Path]) -> Samples:
         pixels.append(data.reshape(-1, 3, 32, 32))
         labels += given
     return Samples(np.concatenate(pixels), np.array(labels, dtype=np.int64), [])
+
+
+def _unpickled(file: Path) -> tuple[Any, Any]:
+    bad = damaged(lambda: f"{file} is no batch of CIFAR-10's python version", AGAIN)
+    with bad, open(file, "rb") as content:
+        batch = _Arrays(content, encoding="bytes").load()
+        return batch[b"data"], batch[b"labels"]
 
 
 class _Arrays(pickle.Unpickler):

@@ -168,7 +168,7 @@ class Federation:
             kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
         order = order.to(tensors(inputs)[0].device)
         labelled = isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point()
-        if classes is None and labelled and len(targets):
+        if classes is None and labelled and len(targets) and int(targets.min()) >= 0:
             assert isinstance(targets, Tensor)
             classes = int(targets.max()) + 1
         parts = take(inputs, order), take(targets, order), start, kept, size - kept
@@ -284,6 +284,9 @@ class Federation:
                 seen.update(path.encode())
         samples = *tensors(self.inputs), *tensors(self.targets)
         for value in (*samples, self.start, self.train, self.test, *table):
+            if value.dtype == torch.bfloat16:  # NumPy has no such type
+                seen.update(b"bfloat16")
+                value = value.view(torch.int16)
             array = value.cpu().contiguous().numpy()
             seen.update(f"{array.dtype.str}{array.shape}".encode())
             seen.update(memoryview(array.reshape(-1).view(np.uint8)))

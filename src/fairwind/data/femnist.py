@@ -12,6 +12,7 @@ import numpy as np
 from fairwind.data.federation import Federation
 from fairwind.data.partition import by_key
 from fairwind.data.source import (
+    AGAIN,
     LEAF,
     PARQUET,
     Layout,
@@ -24,7 +25,7 @@ from fairwind.data.source import (
     images,
     leaf,
 )
-from fairwind.errors import InputError, in_range, whole
+from fairwind.errors import InputError, damaged, in_range, whole
 
 LIKE = Like("L", (28, 28), 62)
 RULE = (
@@ -51,12 +52,12 @@ def _leaf(files: list[Path]) -> Samples:
 
 
 def _picture(where: str, values: object, label: object) -> Pixels:
-    try:
-        grey = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{where}: x does not hold numbers") from None
-    if grey.size != 784:
-        raise InputError(f"{where}: the image has {grey.size} pixels, not 28×28")
+    if not isinstance(values, list) or not set(map(type, values)) <= {int, float}:
+        raise InputError(f"{where}: x does not hold numbers")
+    if len(values) != 784:
+        raise InputError(f"{where}: the image has {len(values)} pixels, not 28×28")
+    with damaged(lambda: f"{where}: pixels lie outside 0 to 1", AGAIN):  # an integer beyond all floats
+        grey = np.array(values, dtype=np.float64)
     if not ((grey >= 0) & (grey <= 1)).all():
         raise InputError(f"{where}: pixels lie outside 0 to 1")
     return LIKE.check(where, np.rint(grey * 255).astype(np.uint8).reshape(28, 28), label)

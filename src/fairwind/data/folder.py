@@ -1,19 +1,21 @@
 """A folder of per-client files."""
 
 import csv
+import math
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fairwind.errors import InputError, first_line
+from fairwind.errors import InputError, damaged, shown
+
+DEFLATE = 1032  # no byte of a compressed file stands for more bytes than this
 
 
 def read_clients(folder: Path) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
@@ -23,7 +25,8 @@ def read_clients(folder: Path) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
     files = sorted(f for f in folder.iterdir() if f.suffix in READERS)
     if not files:
         raise InputError(f"{folder} holds no {', '.join(READERS)} files, one for each client")
-    names = [f.stem for f in files]
+    # A name that is no UTF-8 on the disk keeps its bytes as halves of characters, which cannot be written.
+    names = [f.stem.encode(errors="backslashreplace").decode() for f in files]
     for name, file in zip(names, files, strict=True):
         if names.count(name) > 1:
             raise InputError(f"{file}: client {name!r} has several files; keep one")
@@ -37,33 +40,51 @@ def read_clients(folder: Path) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
 
 
 def _whole(values: Tensor) -> bool:
-    return bool((torch.isfinite(values) & (values == values.round())).all())
+    """Whether all are integers, and small enough for float32 to tell them apart."""
+    return not values.is_floating_point() or bool(((values == values.round()) & (values.abs() < 2**24)).all())
 
 
 def _read(file: Path) -> tuple[Tensor, Tensor]:
-    try:
+    if not file.is_file():
+        raise InputError(f"{file} is not a file; keep one file for each client")
+    with damaged(lambda: f"{file} cannot be read", "save it again"):
         arrays = READERS[file.suffix](file)
         for name in ("inputs", "targets"):
             if name not in arrays:
                 raise InputError(f"{file} has no array {name!r}; it has {', '.join(arrays) or 'none'}")
-        return torch.as_tensor(arrays["inputs"]), torch.as_tensor(arrays["targets"])
-    except InputError:
-        raise
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-        SafetensorError,
-    ) as error:
-        raise InputError(f"{file} cannot be read: {first_line(error)}") from None
+        inputs, targets = torch.as_tensor(arrays["inputs"]), torch.as_tensor(arrays["targets"])
+        for name, value in (("inputs", inputs), ("targets", targets)):
+            if value.is_complex() or (value.is_floating_point() and value.itemsize < 2):
+                raise InputError(f"{file}: {name} are {value.dtype}; save them as float32")
+        return inputs, targets
 
 
 def _npz(file: Path) -> dict[str, Any]:
-    with np.load(file, allow_pickle=False) as content:
-        return dict(content)
+    """The two arrays that are needed, and the names of others."""
+    with zipfile.ZipFile(file) as content:
+        members = {member.filename.removesuffix(".npy"): member for member in content.infolist()}
+        return {
+            name: _array(file, content, member) if name in ("inputs", "targets") else None
+            for name, member in members.items()
+        }
+
+
+def _array(file: Path, content: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    """An array of an archive; memory is taken only for what the file can really hold."""
+    with content.open(member) as stream:
+        old = np.lib.format.read_magic(stream) == (1, 0)
+        header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(stream)
+        if dtype.kind not in "biuf":
+            raise InputError(f"{file} cannot be read: {member.filename} holds {dtype}; save numbers")
+        if math.prod(shape) * dtype.itemsize > min(member.file_size, DEFLATE * file.stat().st_size):
+            raise InputError(
+                f"{file} cannot be read: {member.filename} claims the shape {shape}, for which the file is "
+                "too small; save it again"
+            )
+        stream.seek(0)
+        array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+        return array
 
 
 def _safetensors(file: Path) -> dict[str, Any]:
@@ -74,15 +95,17 @@ def _csv(file: Path) -> dict[str, Any]:
     with open(file, newline="", encoding="utf-8-sig") as text:
         rows = csv.reader(text)
         header = next(rows, [])
-        if "target" not in header:
-            raise InputError(f"{file} has no column 'target'; it has {', '.join(header) or 'none'}")
+        if header.count("target") != 1:
+            several = "several columns" if "target" in header else "no column"
+            raise InputError(f"{file} has {several} 'target'; it has {', '.join(header) or 'none'}")
         numbers = []
         for row in filter(None, rows):
             where = f"{file}, line {rows.line_num}"
             if len(row) != len(header):
                 raise InputError(f"{where}: {len(row)} values under {len(header)} columns")
             numbers.append([_number(where, *cell) for cell in zip(header, row, strict=True)])
-    table = np.array(numbers, dtype=np.float32).reshape(len(numbers), len(header))
+    with np.errstate(over="ignore"):  # infinite numbers are refused later, with their sample
+        table = np.array(numbers, dtype=np.float32).reshape(len(numbers), len(header))
     at = header.index("target")
     return {"inputs": np.delete(table, at, axis=1), "targets": table[:, at]}
 
@@ -91,7 +114,7 @@ def _number(where: str, column: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"{where}: {column} is {text!r}, not a number; write numbers only") from None
+        raise InputError(f"{where}: {column} is {shown(text)}, not a number; write numbers only") from None
 
 
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {

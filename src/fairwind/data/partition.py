@@ -16,8 +16,9 @@ DRAWS = 10_000  # tries to give every client enough, before giving up
 # Hugging Face dataset, brings matplotlib and seaborn, and holds rich back; this is one call.
 def by_key(keys: Sequence[str]) -> tuple[Indices, list[str]]:
     """One client for each key, in the order of their names: each sample's client, and the names."""
-    names, owner = np.unique(np.asarray(keys, dtype=str), return_inverse=True)
-    return owner.astype(np.int64), names.tolist()
+    names = sorted(set(keys))  # NumPy's strings end at a NUL, and are all as long as the longest
+    index = {name: k for k, name in enumerate(names)}
+    return np.array([index[key] for key in keys], dtype=np.int64), names
 
 
 # flwr-datasets' DirichletPartitioner bounds a client's samples, not its share of the classes, gives up after

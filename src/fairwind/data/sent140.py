@@ -10,7 +10,6 @@ import hashlib
 import html
 import lzma
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,8 +22,20 @@ from numpy.typing import NDArray
 
 from fairwind.data.federation import Federation
 from fairwind.data.partition import by_key
-from fairwind.data.source import LEAF, PARQUET, Layout, Notes, Samples, Source, distinct, leaf, parquet
-from fairwind.errors import InputError, first_line, in_range, whole
+from fairwind.data.source import (
+    AGAIN,
+    LEAF,
+    PARQUET,
+    Layout,
+    Notes,
+    Samples,
+    Source,
+    check_owner,
+    distinct,
+    leaf,
+    parquet,
+)
+from fairwind.errors import InputError, damaged, in_range, shown, whole
 
 PADDING, UNKNOWN = "<padding>", "<unknown>"  # words 0 and 1
 VOCABULARY = 10_000  # words kept where no vectors are given
@@ -55,12 +66,12 @@ def _reader(tweets: Callable[[Path], Iterator[Tweet]]) -> Callable[[list[Path]],
         users: list[str] = []
         for file in files:
             for where, text, label, user in tweets(file):
-                if not isinstance(text, str) or not isinstance(user, str) or not user:
-                    raise InputError(f"{where}: the tweet has no text or no user")
+                if not isinstance(text, str):
+                    raise InputError(f"{where}: {shown(text)} is no text of a tweet")
                 if label is not None:
                     texts.append(text)
                     labels.append(label)
-                    users.append(user)
+                    users.append(check_owner(where, user))
         return Samples(texts, np.array(labels, dtype=np.int64), users)
 
     return read
@@ -76,18 +87,15 @@ def _parquet(file: Path) -> Iterator[Tweet]:
 
 def _csv(file: Path) -> Iterator[Tweet]:
     where = f"{file}, line 1"
-    try:
-        with _open(file) as lines:
-            for row in (rows := csv.reader(lines)):
-                where = f"{file}, line {rows.line_num}"
-                if not row:
-                    continue
-                if len(row) != 6:
-                    raise InputError(f"{where}: {len(row)} columns, not target, id, date, flag, user, text")
-                sentiment = int(row[0]) if row[0].isdecimal() else row[0]
-                yield where, row[5], _label(where, sentiment), row[4]
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, csv.Error) as error:
-        raise InputError(f"{where}, or soon after it, is damaged: {first_line(error)}") from None
+    with damaged(lambda: f"{where}, or soon after it, is damaged", AGAIN), _open(file) as lines:
+        for row in (rows := csv.reader(lines)):
+            where = f"{file}, line {rows.line_num}"
+            if not row:
+                continue
+            if len(row) != 6:
+                raise InputError(f"{where}: {len(row)} columns, not target, id, date, flag, user, text")
+            sentiment = int(row[0]) if row[0].isdecimal() and len(row[0]) < 9 else row[0]
+            yield where, row[5], _label(where, sentiment), row[4]
 
 
 def _open(file: Path) -> TextIO:
@@ -102,15 +110,16 @@ def _leaf(file: Path) -> Iterator[Tweet]:
             if not isinstance(row, list) or len(row) < 5:
                 raise InputError(f"{where}: x is not id, date, query, user, text")
             if label not in (0, 1):
-                raise InputError(f"{where}: label {label!r} is not 0 or 1")
+                raise InputError(f"{where}: label {shown(label)} is not 0 or 1")
             # LEAF marks the tweets labelled by hand, and calls the neutral ones among them negative.
             if row[5:6] != ["test"]:
                 yield where, row[4], label, user
 
 
 def _label(where: str, sentiment: Any) -> int | None:
-    if sentiment not in SENTIMENT:
-        raise InputError(f"{where}: sentiment {sentiment!r} is not 0 (negative), 2 (neutral) or 4 (positive)")
+    if isinstance(sentiment, list | dict) or sentiment not in SENTIMENT:
+        found = f"sentiment {shown(sentiment)}"
+        raise InputError(f"{where}: {found} is not 0 (negative), 2 (neutral) or 4 (positive)")
     return SENTIMENT[sentiment]
 
 
@@ -233,7 +242,8 @@ def _is_number(text: str) -> bool:
 
 def _vector(where: str, values: str) -> NDArray[np.float32]:
     try:
-        vector = np.array(values.split(" "), dtype=np.float32)
+        with np.errstate(over="ignore"):
+            vector = np.array(values.split(" "), dtype=np.float32)
     except ValueError:
         raise InputError(f"{where}: not a word and numbers") from None
     if not np.isfinite(vector).all():

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import json
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairwind.data.federation import Federation
-from fairwind.errors import InputError, first_line
+from fairwind.errors import InputError, damaged, first_line, shown
 
 Pixels = NDArray[np.uint8]
 Notes = list[str]  # what a reader or a rule did that its user should know
 
+AGAIN = "download it again"
+HALF = re.compile("[\ud800-\udfff]")  # of a character of UTF-16, which no file can be written with
 PARQUET = ("**/train*.parquet", "**/train/*.parquet")
 # LEAF's output before its own split; or its two halves, which are put together; or what there is.
 LEAF = (("**/all_data*.json",), ("**/train/*.json", "**/test/*.json"), ("*.json",))
@@ -152,7 +156,7 @@ def distinct(samples: Samples) -> NDArray[np.int64]:
     keep = []
     owners = samples.owners or [""] * len(samples.labels)
     for i, (owner, label) in enumerate(zip(owners, samples.labels.tolist(), strict=True)):
-        key = hashlib.blake2b(f"{owner}\0{label}\0".encode(), digest_size=16)
+        key = hashlib.blake2b(f"{owner!r}{label}\0".encode(), digest_size=16)
         content = samples.inputs[i]
         key.update(content.encode(errors="surrogatepass") if isinstance(content, str) else content.tobytes())
         if key.digest() not in seen:
@@ -167,35 +171,26 @@ def distinct(samples: Samples) -> NDArray[np.int64]:
 def parquet(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, list[Any]]]]:
     """The rows of a parquet file, some thousand at a time, with the number of the first."""
     try:
-        import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise needs_extra(error) from None
     row = 0
-    try:
-        with pq.ParquetFile(file) as content:
-            present = content.schema_arrow.names
-            for column in columns:
-                if column not in present:
-                    needed = ", ".join(columns)
-                    raise InputError(
-                        f"{file} has no column {column!r}; it has {', '.join(present)}, needed are {needed}"
-                    )
-            for batch in content.iter_batches(4096, columns=list(columns)):
-                yield row, batch.to_pydict()
-                row += batch.num_rows
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{file}, after row {row}, is damaged or no parquet ({first_line(error)}); download it again"
-        ) from None
+    bad = damaged(lambda: f"{file}, after row {row}, is damaged or no parquet", AGAIN)
+    with bad, pq.ParquetFile(file) as content:
+        present = content.schema_arrow.names
+        for column in columns:
+            if column not in present:
+                needed = ", ".join(columns)
+                raise InputError(
+                    f"{file} has no column {column!r}; it has {', '.join(present)}, needed are {needed}"
+                )
+        for batch in content.iter_batches(4096, columns=list(columns)):
+            yield row, batch.to_pydict()
+            row += batch.num_rows
 
 
 def images(files: list[Path], image: str, label: str, owner: str | None, like: "Like") -> Samples:
     """Images, labels and owners from the hub's parquet files, in which images are encoded files."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise needs_extra(error) from None
     pixels: list[Pixels] = []
     labels: list[int] = []
     owners: list[str] = []
@@ -203,16 +198,29 @@ def images(files: list[Path], image: str, label: str, owner: str | None, like: "
         for first, rows in parquet(file, (image, label, *([owner] if owner else []))):
             for i, (cell, value) in enumerate(zip(rows[image], rows[label], strict=True)):
                 where = f"{file}, row {first + i}"
-                try:
-                    with Image.open(io.BytesIO(cell["bytes"])) as opened:
-                        picture = np.asarray(opened.convert(like.mode))
-                except (OSError, TypeError, KeyError, ValueError, SyntaxError) as error:
-                    raise InputError(f"{where}: no readable image ({first_line(error)})") from None
-                pixels.append(like.check(where, picture, value))
+                pixels.append(like.check(where, _decoded(where, cell, like), value))
             labels += rows[label]
             if owner:
-                owners += [_owner(f"{file}, row {first + i}", o) for i, o in enumerate(rows[owner])]
+                owners += [check_owner(f"{file}, row {first + i}", o) for i, o in enumerate(rows[owner])]
     return Samples(like.stack(pixels), np.array(labels, dtype=np.int64), owners)
+
+
+def _decoded(where: str, cell: Any, like: "Like") -> Pixels:
+    """The pixels of an encoded image, if it is of the right size; no other is decoded."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise needs_extra(error) from None
+    # Pillow reads many formats, some by other programs, and warns of large images before it decodes them.
+    with damaged(lambda: f"{where}: no readable image", AGAIN), warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            opened = Image.open(io.BytesIO(cell["bytes"]), formats=("PNG", "JPEG"))
+        except UnidentifiedImageError:
+            raise ValueError("it is neither PNG nor JPEG") from None
+        with opened:
+            like.check_size(where, (opened.height, opened.width))
+            return np.asarray(opened.convert(like.mode))
 
 
 class Like(NamedTuple):
@@ -226,21 +234,26 @@ class Like(NamedTuple):
         return np.stack(pictures) if pictures else np.empty((0, *self.shape), np.uint8)
 
     def check(self, where: str, picture: Pixels, label: Any) -> Pixels:
-        if picture.shape != self.shape:
-            size, wanted = ("×".join(map(str, s)) for s in (picture.shape, self.shape))
-            raise InputError(f"{where}: the image is {size}, not {wanted}")
+        self.check_size(where, picture.shape)
         check_label(where, label, self.classes)
         return picture
+
+    def check_size(self, where: str, size: tuple[int, ...]) -> None:
+        """Refuses an image that is not as high and wide as those of the data set."""
+        if size[:2] != self.shape[:2]:
+            given, wanted = ("×".join(map(str, s[:2])) for s in (size, self.shape))
+            raise InputError(f"{where}: the image is {given}, not {wanted}")
 
 
 def check_label(where: str, label: Any, classes: int) -> None:
     if not isinstance(label, int | np.integer) or not 0 <= label < classes:
-        raise InputError(f"{where}: label {label!r} is not one of 0 to {classes - 1}")
+        raise InputError(f"{where}: label {shown(label)} is not one of 0 to {classes - 1}")
 
 
-def _owner(where: str, owner: Any) -> str:
-    if not isinstance(owner, str) or not owner:
-        raise InputError(f"{where}: {owner!r} names no owner")
+def check_owner(where: str, owner: Any) -> str:
+    """The name of a writer or user: any text but none, and no halves of characters."""
+    if not isinstance(owner, str) or not owner or (not owner.isascii() and HALF.search(owner)):
+        raise InputError(f"{where}: {shown(owner)} names no owner")
     return owner
 
 
@@ -249,10 +262,8 @@ def _owner(where: str, owner: Any) -> str:
 
 def leaf(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """Users with their x and y from one of LEAF's JSON files."""
-    try:
+    with damaged(lambda: f"{file} is no JSON", AGAIN):
         content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{file} is no JSON: {first_line(error)}") from None
     for key in ("users", "num_samples", "user_data"):
         if not isinstance(content, dict) or key not in content:
             raise InputError(f"{file} has no {key!r}: it is not LEAF's layout")
@@ -261,6 +272,8 @@ def leaf(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
         raise InputError(f"{file}: users and num_samples are not lists, or user_data is no object")
     if len(users) != len(counts):
         raise InputError(f"{file} lists {len(users)} users, but {len(counts)} num_samples")
+    for row, user in enumerate(users):
+        check_owner(f"{file}, user {row}", user)
     if len(set(users)) != len(users) or set(users) != set(data):
         raise InputError(f"{file}: users, {len(users)} of them, are not those of user_data, {len(data)}")
     for row, (user, count) in enumerate(zip(users, counts, strict=True)):
@@ -272,5 +285,7 @@ def leaf(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
         if not isinstance(x, list) or not isinstance(y, list):
             raise InputError(f"{where}: x and y are not lists")
         if not len(x) == len(y) == count:
-            raise InputError(f"{where}: num_samples says {count}, but there are {len(x)} x and {len(y)} y")
+            raise InputError(
+                f"{where}: num_samples says {shown(count)}, but there are {len(x)} x and {len(y)} y"
+            )
         yield user, x, y

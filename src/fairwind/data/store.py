@@ -20,7 +20,7 @@ from torch import Tensor
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source, named_vectors, sha256
 from fairwind.errors import InputError, first_line
-from fairwind.files import default_cache, lock, write_json
+from fairwind.files import default_cache, lock, read_json, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -82,16 +82,17 @@ def prepare(
             say(f"{len(ready)} prepared sets of these parameters: the newest is taken (others by --data-dir)")
         if ready:
             return ready[-1]
-        others = [e.manifest["parameters"] for e in entries(cache) if e.manifest.get("setup") == name]
-        if others:
+        if any(e.manifest.get("setup") == name for e in entries(cache)):
             say(f"{name} is prepared in {cache} with other parameters; for these, give its --data-dir again")
         say(f"{name} is not prepared in {cache}: downloading {source.repository} from the Hugging Face hub")
+        _check(cache)
     found = source.locate(data_dir or source.download(), glove)
     files = found.fingerprint()
     key = hashlib.sha256(json.dumps([rule, files], sort_keys=True).encode()).hexdigest()[:12]
     path = cache / f"{name}-{key}"
     if (path / MANIFEST).exists():
         return _read_manifest(path)
+    _check(cache)
     several = "s" * (len(found.files) > 1)
     beside = f", with the vectors of {found.vectors.name}" if found.vectors else ""
     given = f"{len(found.files)} file{several} of {found.folder} ({found.layout.name}){beside}"
@@ -131,19 +132,31 @@ def save(path: Path, federation: Federation, known: dict[str, Any]) -> Entry:
             )
         ],
     }
+    with _writing(cache), _partial(cache) as partial:
+        manifest["shards"] = _write_shards(partial, federation)
+        write_json(partial / MANIFEST, manifest, indent=None)
+        with lock(cache, wait=True):
+            if not (path / MANIFEST).exists():  # else another process was faster
+                shutil.rmtree(path, ignore_errors=True)
+                os.rename(partial, path)
+    return _read_manifest(path)
+
+
+@contextmanager
+def _writing(cache: Path) -> Iterator[None]:
+    """Makes the cache's folder, and one line of what keeps it or its files from being written."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _partial(cache) as partial:
-            manifest["shards"] = _write_shards(partial, federation)
-            write_json(partial / MANIFEST, manifest, indent=None)
-            with lock(cache, wait=True):
-                if not (path / MANIFEST).exists():  # else another process was faster
-                    shutil.rmtree(path, ignore_errors=True)
-                    os.rename(partial, path)
+        yield
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or first_line(error)
         raise InputError(f"cannot write to the cache {cache}: {why}; name another with --cache") from None
-    return _read_manifest(path)
+
+
+def _check(cache: Path) -> None:
+    """Refuses a cache that cannot be written, before data is downloaded or read."""
+    with _writing(cache), tempfile.TemporaryFile(dir=cache):
+        pass
 
 
 def entries(cache: Path) -> list[Entry]:
@@ -165,10 +178,10 @@ def find(digest: str, cache: Path | None = None) -> Entry | None:
 
 def _read_manifest(path: Path) -> Entry:
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = read_json(path / MANIFEST)
         if not {"made", "digest", "clients", "shards", "source"} <= set(manifest):
             raise ValueError
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError):
         raise InputError(f"{path / MANIFEST} is no manifest; delete {path} and prepare it again") from None
     return Entry(path, manifest)
 

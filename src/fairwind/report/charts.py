@@ -8,6 +8,7 @@ import altair as alt
 import numpy as np
 from numpy.typing import NDArray
 
+from fairwind.errors import printable
 from fairwind.report.record import Record
 from fairwind.report.table import algorithm_of, display_name
 
@@ -245,7 +246,7 @@ def clients(record: Record) -> alt.Chart:
     names = [display_name(label) for label in record.labels]
     columns: list[Row] = [
         {
-            "client": record.names[k],
+            "client": printable(record.names[k]),
             "place": place,
             "end": place + 1.1,  # under the next column, or a hairline shows between them
             "train": int(record.train_size[k]),

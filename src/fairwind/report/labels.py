@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind
+from fairwind.errors import printable
 from fairwind.files import write_atomic
 from fairwind.report import charts
 from fairwind.report.page import frame, plain_spec, section, write_figure
@@ -80,7 +81,7 @@ def spread(federation: Federation, counts: NDArray[np.int64], shown: NDArray[np.
     of = f"{len(shown)} of " if len(shown) < len(federation) else ""
     rows = [
         {
-            "client": federation.names[k],
+            "client": printable(federation.names[k]),
             "place": place,
             "end": place + 1,
             "label": names[c],
@@ -133,7 +134,7 @@ def sizes(federation: Federation, shown: NDArray[np.int64]) -> alt.Chart:
     """Each client a bar of its training samples."""
     rows = [
         {
-            "client": federation.names[k],
+            "client": printable(federation.names[k]),
             "place": p,
             "end": p + 0.9,
             "train": int(federation.train[k]),
