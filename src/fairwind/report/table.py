@@ -80,7 +80,7 @@ def measures(results: Results) -> tuple[Measure, ...]:
     if score.kind == "accuracy":
         return MEASURES
     averages = [abs(row["avg"]["mean"]) for row in results["summary"] if row["avg"]["mean"]]
-    digits = min(5, max(0, 3 - math.floor(math.log10(max(averages))))) if averages else 3  # four that count
+    digits = min(5, max(0, 2 - math.floor(math.log10(max(averages))))) if averages else 3  # three that count
     found = []
     for measure in MEASURES:
         if measure.key in OF_ACCURACIES:
