@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from command import ENV, fairwind
+from command import ENV, called, fairwind
 from fairwind.engine.compiling import compiler_found
 
 QUICK = ["--compile", "off", "--checkpoint-every", "0", "--eval-every", "2"]
@@ -241,7 +241,10 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["compare", "--setup", "synthetic"], ["unknown option '--setup'"]),
         (["compare", "--checkpoint-every", "nan"], ["checkpoint_every=nan"]),
         (["compare", "synthetic", "extra"], ["unexpected argument 'extra'"]),
-        (["compare", "--rounds", "ten"], ["--rounds: 'ten' is not a whole number", "fairwind compare --help"]),
+        (
+            ["compare", "--rounds", "ten"],
+            ["--rounds: 'ten' is not a whole number", "compare --help"],
+        ),
         (["compare", "--solver", "adagrad"], ["'adagrad'", "--solver", "nesterov"]),
         (["compare", "--rounds"], ["Missing value", "--rounds"]),
         (["resume"], ["PATH", "fairwind resume --help"]),
@@ -258,7 +261,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 def test_a_mistake_is_one_line_and_exit_code_2(
     arguments: list[str], words: list[str], tmp_path: Path
 ) -> None:
-    assert_refused(fairwind(*arguments, cwd=tmp_path), *words)
+    assert_refused(called(*arguments, cwd=tmp_path), *words)
     assert list(tmp_path.iterdir()) == []  # and leaves nothing behind
 
 
