@@ -24,9 +24,10 @@ from fairwind.report.beside import (
     distance,
     rounds_to,
 )
-from fairwind.report.page import plain_spec, write_figure
-from fairwind.report.study import Shown, show
+from fairwind.report.html import plain_spec, write_figure
+from fairwind.report.panel import Shown, show
 from fairwind.report.table import MEASURES, best_rows, display_name, seed_count
+from fairwind.report.theme import theme
 from fairwind.study import Finished, missing, read_runs
 
 ROOT = Path(__file__).parents[1]
@@ -247,18 +248,16 @@ def write_figures() -> None:
         record = panel("convergence", number).record
         assert record is not None
         spec = plain_spec(charts.curves(record, key, title))
-        write_figure(FIGURES / name, spec, charts.theme(record.labels, "light"))
+        write_figure(FIGURES / name, spec, theme(record.labels, "light"))
     record = panel("alpha", "0").record
     assert record is not None
-    write_figure(
-        FIGURES / "alpha-front", plain_spec(pareto.pareto(record)), charts.theme(record.labels, "light")
-    )
+    write_figure(FIGURES / "alpha-front", plain_spec(pareto.pareto(record)), theme(record.labels, "light"))
     content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
     for check in content["checks"]:
         if check["name"] in ("bias_unequal_smoothness", "theorem1_equal_budgets"):
             chart = theory.lines(check)
             assert chart is not None
-            light = charts.theme(list(theory.NAMES), "light")
+            light = theme(list(theory.NAMES), "light")
             write_figure(FIGURES / check["name"].replace("_", "-"), plain_spec(chart), light)
 
 

@@ -13,10 +13,12 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
-from fairwind.report import charts, summary_table, write_report
-from fairwind.report.page import figures, finding, page
+from fairwind.report import charts, spread, summary_table, write_report
+from fairwind.report.finding import finding
+from fairwind.report.page import figures, page
 from fairwind.report.record import read_record
 from fairwind.report.table import MEASURES, display_name
+from fairwind.report.theme import PALETTE, styles, theme
 
 KEYS = [measure.key for measure in MEASURES]
 LOWEST_IS_BEST = {
@@ -324,8 +326,8 @@ def test_of_thousands_of_clients_a_sample_is_shown_from_worst_to_best(tmp_path: 
     write_run(tmp_path, ["fedavg", "fedadam"], clients=3500, level={"fedavg": 60.0})
     record = read_record(tmp_path)
     means = np.nanmean(record.score[:, 1:], axis=0)
-    shown = charts.shown_clients(record)
-    assert len(shown) == len(set(shown.tolist())) == charts.MAX_CLIENTS
+    shown = spread.shown_clients(record)
+    assert len(shown) == len(set(shown.tolist())) == spread.MAX_CLIENTS
     assert (shown[0], shown[-1]) == (1 + means.argmin(), 1 + means.argmax())
     html = html_of(tmp_path)
     assert "Of 3,499 clients 300 are shown" in html
@@ -354,20 +356,20 @@ def test_adafedadam_has_its_colour_in_any_company_and_no_two_look_alike() -> Non
         "yours",
         "theirs",
     ]
-    assert len(set(charts.styles(labels))) == len(labels)
+    assert len(set(styles(labels))) == len(labels)
     for company in (
         ["adafedadam"],
         ["fedavg", "adafedadam"],
         ["mine", "fedavg", "adafedadam", "adafedadam:alpha=2"],
     ):
-        colours = charts.theme(company, "light")["range"]["category"]
-        assert colours[company.index("adafedadam")] == charts.PALETTE["light"]["adafedadam"]
+        colours = theme(company, "light")["range"]["category"]
+        assert colours[company.index("adafedadam")] == PALETTE["light"]["adafedadam"]
 
 
 def test_the_distribution_loses_no_client_at_the_ends() -> None:
     grid = np.linspace(0, 100, 1001)
     accuracy = np.array([[0, 0, 100, 50, np.nan]], dtype=np.float32)
-    density = charts._density(accuracy, grid) / (charts.SMOOTHING * np.sqrt(2 * np.pi))
+    density = spread.density_of(accuracy, grid) / (spread.SMOOTHING * np.sqrt(2 * np.pi))
     assert np.trapezoid(density, grid) == pytest.approx(1, abs=1e-3)
     assert density[grid < 20].sum() == pytest.approx(2 * density[grid > 80].sum(), rel=0.01)
 

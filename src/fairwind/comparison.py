@@ -118,7 +118,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """A table, in a notebook."""
-        from fairwind.report.page import measures_table
+        from fairwind.report.html import measures_table
         from fairwind.report.table import measures
 
         return measures_table(self.results, measures(self.results)[:7])

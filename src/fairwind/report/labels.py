@@ -14,8 +14,9 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import kind
 from fairwind.errors import printable
 from fairwind.files import write_atomic
-from fairwind.report import charts
-from fairwind.report.page import frame, plain_spec, section, write_figure
+from fairwind.report.charts import thin
+from fairwind.report.html import frame, plain_spec, section, write_figure
+from fairwind.report.theme import theme
 
 MAX_CLIENTS = 200  # columns of the figure
 
@@ -63,15 +64,15 @@ def write_labels(directory: Path, federation: Federation) -> list[Path]:
         )
         + section("Sizes", "Training samples of the same clients.", ["sizes"]),
         specs=specs,
-        themes={"light": charts.theme([], "light"), "dark": charts.theme([], "dark")},
+        themes={"light": theme([], "light"), "dark": theme([], "dark")},
     )
     written = [write_atomic(directory / "labels.html", html.encode())]
-    return written + write_figure(directory / "labels", specs["labels"], charts.theme([], "light"))
+    return written + write_figure(directory / "labels", specs["labels"], theme([], "light"))
 
 
 def shown_largest(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The clients by falling size, or MAX_CLIENTS of them, evenly spaced."""
-    return charts.thin(np.argsort(-counts.sum(1), kind="stable"), MAX_CLIENTS)
+    return thin(np.argsort(-counts.sum(1), kind="stable"), MAX_CLIENTS)
 
 
 def spread(federation: Federation, counts: NDArray[np.int64], shown: NDArray[np.int64]) -> alt.Chart:

@@ -59,10 +59,6 @@ def read_record(directory: Path) -> Record:
         score,
         train,
         test,
-        [printable(name) for name in json.loads(known)] if known else numbered,
+        json.loads(known) if known else numbered,
     )
 
-
-def printable(name: str) -> str:
-    """A client's name without control characters, which no chart can draw."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in name)

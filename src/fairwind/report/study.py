@@ -2,18 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import altair as alt
-import numpy as np
-
-from fairwind.data.federation import Federation
 from fairwind.files import write_atomic, write_json
-from fairwind.report import charts, latex, pareto
+from fairwind.report import latex
 from fairwind.report.beside import (
     BESIDE,
     STATISTICS,
-    Cell,
     against_others,
     beside_paper,
     by_algorithm,
@@ -21,40 +16,14 @@ from fairwind.report.beside import (
     published,
     rounds_to,
 )
-from fairwind.report.labels import shown_largest, spread
-from fairwind.report.page import (
-    escaped,
-    finding,
-    frame,
-    measures_table,
-    plain_spec,
-    table_html,
-    write_figure,
-)
-from fairwind.report.record import Record
-from fairwind.report.table import MEASURES, algorithm_of, best_rows, count, display_name, notes, seed_count
-from fairwind.results import summary_of
-from fairwind.study import Finished, Panel, Study, choose
+from fairwind.report.html import escaped, frame, plain_spec, table_html, write_figure
+from fairwind.report.panel import FindData, Shown, panel_charts, panel_section, show
+from fairwind.report.table import best_rows, display_name, notes, seed_count
+from fairwind.report.theme import theme
+from fairwind.study import Finished, Study
 
-Chart = alt.Chart | alt.LayerChart
 FEW = 6  # missing runs that a note names
-FindData = Callable[[Panel], Federation | None]
 FindDigest = Callable[[str], str | None]
-
-
-class Shown(NamedTuple):
-    """A panel, with what is known of it."""
-
-    panel: Panel
-    chosen: dict[str, list[Finished]]
-    record: Record | None  # None where none of its runs is finished
-
-    @property
-    def missing(self) -> dict[str, list[int]]:
-        """The seeds that each algorithm still lacks."""
-        there = {spec: [run.key.seed for run in runs] for spec, runs in self.chosen.items()}
-        left = {spec: [s for s in self.panel.seeds if s not in seeds] for spec, seeds in there.items()}
-        return {spec: seeds for spec, seeds in left.items() if seeds}
 
 
 def write_study(
@@ -71,8 +40,8 @@ def write_study(
     """
     labels = tuple(dict.fromkeys(spec for panel in study.panels for spec in panel.algorithms))
     shown = [show(panel, runs, labels, digest(panel.setup)) for panel in study.panels]
-    specs = {name: plain_spec(chart) for name, chart in _charts(study, shown, find_data)}
-    light = charts.theme(list(labels), "light")
+    specs = {name: plain_spec(chart) for name, chart in panel_charts(study, shown, find_data)}
+    light = theme(list(labels), "light")
     out.mkdir(parents=True, exist_ok=True)
     (out / "figures").mkdir(exist_ok=True)
     known = [panel for panel in shown if panel.record is not None]
@@ -82,9 +51,11 @@ def write_study(
         finding=study.question,
         facts=_facts(shown),
         notes=_notes(shown),
-        body="\n".join([*_overview(study, known), *(_section(study, i, p) for i, p in enumerate(shown))]),
+        body="\n".join(
+            [*_overview(study, known), *(panel_section(study, i, p) for i, p in enumerate(shown))]
+        ),
         specs=specs,
-        themes={"light": light, "dark": charts.theme(list(labels), "dark")},
+        themes={"light": light, "dark": theme(list(labels), "dark")},
     )
     written = [
         write_json(out / "study.json", content(study, shown), indent=1),
@@ -94,38 +65,6 @@ def write_study(
     for name, spec in specs.items():
         written += write_figure(out / "figures" / name, spec, light)
     return written
-
-
-def show(
-    panel: Panel, runs: list[Finished], labels: tuple[str, ...] = (), digest: str | None = None
-) -> Shown:
-    """The panel's runs as a record like that of a comparison."""
-    chosen = choose(panel, runs, digest)
-    found = [run for each in chosen.values() for run in each]
-    if not found:
-        return Shown(panel, chosen, None)
-    vectors = next((run for run in found if run.accuracy is not None), None)
-    width = 0 if vectors is None or vectors.accuracy is None else len(vectors.accuracy)
-    unknown = np.full(width, np.nan, dtype=np.float32)
-    # A spec may be written in several ways: here it is called as the panel calls it.
-    named = [(spec, run) for spec, each in chosen.items() for run in each]
-    rows = [run.row | {"algorithm": spec} for spec, run in named]
-    results = {
-        "setup": panel.title,
-        "federation": found[0].results["federation"],
-        "runs": rows,
-        "summary": summary_of(rows),
-    }
-    record = Record(
-        results=results,
-        history=[line | {"algorithm": spec} for spec, run in named for line in run.history],
-        score=np.stack([unknown if run.accuracy is None else run.accuracy for run in found]),
-        train_size=np.zeros(0, np.int64) if vectors is None else vectors.clients["train_size"],
-        test_size=np.zeros(0, np.int64) if vectors is None else vectors.clients["test_size"],
-        names=[] if vectors is None else vectors.clients["names"],
-        beside=labels,
-    )
-    return Shown(panel, chosen, record)
 
 
 def content(study: Study, shown: list[Shown]) -> dict[str, Any]:
@@ -231,31 +170,6 @@ def _notes(shown: list[Shown]) -> list[str]:
     return found
 
 
-def _charts(study: Study, shown: list[Shown], find_data: FindData) -> Iterable[tuple[str, Chart]]:
-    for i, each in enumerate(shown):
-        record = each.record
-        if record is None:
-            continue
-        has_curves = any(line["round"] for line in record.history)
-        alphas = any(algorithm_of(label) == "adafedadam" for label in record.labels)
-        if "pareto" in study.charts:
-            if pareto.front(pareto.points(record)):
-                yield f"pareto-{i}", pareto.pareto(record)
-            if has_curves and alphas:
-                yield f"alpha-average-{i}", pareto.alpha_curves(record, "avg", "Average accuracy by α, %")
-        elif "curves" in study.charts and has_curves:
-            yield f"average-{i}", charts.curves(record, "avg", "Average accuracy of clients, %")
-            yield f"worst30-{i}", charts.curves(record, "worst30", "Accuracy of the worst-off 30 %, %")
-        if "rsd" in study.charts and has_curves and alphas:
-            title = "Relative standard deviation of error by α"
-            yield f"alpha-rsd-{i}", pareto.alpha_curves(record, "rsd_error", title)
-        if "distribution" in study.charts and np.isfinite(record.score).any():
-            yield f"distribution-{i}", charts.distribution(record)
-        if "labels" in study.charts and (data := find_data(each.panel)) is not None:
-            counts = data.label_counts().numpy()
-            yield f"labels-{i}", spread(data, counts, shown_largest(counts))
-
-
 def _overview(study: Study, shown: list[Shown]) -> Iterable[str]:
     """What is said of all panels together."""
     if "readings" in study.charts and shown:
@@ -303,110 +217,3 @@ def _tuned(shown: Shown) -> str:
     head = ["best rate", *(m.name for m in BESIDE.values()), "rates tried"]
     title = escaped(f"{shown.panel.title}: each with its best rate")
     return f"<section><h2>{title}</h2><p>{words}</p>{table_html(head, rows)}</section>"
-
-
-def _section(study: Study, i: int, shown: Shown) -> str:
-    """A panel: its finding, its table, differences with their intervals, its charts."""
-    record, panel = shown.record, shown.panel
-    title = f"<h2>{escaped(panel.title)}</h2>"
-    if record is None:
-        return f"<section>{title}<p>Not run yet.</p></section>"
-    body = f"<p>{escaped(finding(record.results))}</p>"
-    if panel.published:
-        body += _beside(record, panel.published)
-        body += (
-            f"<details><summary>All measures</summary>{measures_table(record.results, MEASURES)}</details>"
-        )
-    else:
-        body += measures_table(record.results, MEASURES[:7])
-    if len(record.labels) > 1 and np.isfinite(record.score).any():
-        body += _paired(record)
-    if "targets" in study.charts:
-        body += _targets(record)
-    if "pareto" in study.charts:
-        body += _trade(record)
-    kinds = ("pareto", "alpha-average", "alpha-rsd", "average", "worst30", "distribution", "labels")
-    plots = "".join(f'<div class="chart" id="{kind}-{i}"></div>' for kind in kinds if _drawn(study, kind))
-    return f'<section>{title}{body}<div class="charts">{plots}</div></section>'
-
-
-def _drawn(study: Study, kind: str) -> bool:
-    if kind in ("average", "worst30"):
-        return "curves" in study.charts and "pareto" not in study.charts
-    return {"alpha-average": "pareto", "alpha-rsd": "rsd"}.get(kind, kind) in study.charts
-
-
-def _beside(record: Record, table: str) -> str:
-    """Ours, the paper's, and the difference, measure by measure."""
-    cells = beside_paper(record.results["summary"], table)
-    several = seed_count(record.results) > 1
-    head = ["", *("ours", "paper", "diff.") * len(BESIDE)]
-    above = [("", 1), *((measure.name, 3) for measure in BESIDE.values())]
-    rows = [
-        [display_name(label), *(text for key in BESIDE for text in _cell(row[key], several))]
-        for label, row in cells.items()
-    ]
-    found = published()["tables"][table]
-    note = f" ({found['note']})" if "note" in found else ""
-    words = (
-        f"Beside the paper ({found['where']}{note}): means ± standard deviations over seeds, in percent; "
-        "differences in units of the pooled standard deviation σ, or in points where we have one seed. "
-        "† marks an algorithm without its published place among the others in that measure."
-    )
-    return f"<p>{escaped(words)}</p>{table_html(head, rows, above)}"
-
-
-def _cell(cell: Cell, several: bool) -> tuple[str, str, str]:
-    """Ours, the paper's and their difference; one seed has no spread."""
-    theirs = f"{cell.paper:.2f} ±{cell.paper_std:.2f}"
-    if cell.ours is None:
-        return "–", theirs, "–"
-    ours = (
-        f"{cell.ours:.2f}" + (f" ±{cell.ours_std:.2f}" if several else "") + ("" if cell.in_order else " †")
-    )
-    apart = f"{cell.difference:+.1f}" if cell.pooled is None or not several else f"{cell.pooled:+.1f} σ"
-    return ours, theirs, apart
-
-
-def _paired(record: Record) -> str:
-    one, found = against_others(record)
-    if not found:
-        return ""
-    head = [f"{display_name(one)} minus", *(m.name for m in BESIDE.values())]
-    rows = [
-        [display_name(other), *(f"{i.difference:+.2f} [{i.low:+.2f}, {i.high:+.2f}]" for i in row.values())]
-        for other, row in found.items()
-    ]
-    words = "Differences with 95 % confidence intervals, paired over clients and seeds"
-    return f"<details open><summary>{escaped(words)}</summary>{table_html(head, rows)}</details>"
-
-
-def _targets(record: Record) -> str:
-    found = rounds_to(record)
-    targets = list(next(iter(found.values()), {}))
-    if not targets:
-        return ""
-    head = ["rounds until the average reaches", *(f"{x} %" for x in targets)]
-    rows = [
-        [display_name(label), *("–" if row[x] is None else str(row[x]) for x in targets)]
-        for label, row in found.items()
-    ]
-    return f"<details open><summary>Rounds to target</summary>{table_html(head, rows)}</details>"
-
-
-def _trade(record: Record) -> str:
-    """What the front says, in words."""
-    found = pareto.points(record)
-    if not pareto.front(found):
-        return ""
-    best, beaten = pareto.knee(found), pareto.dominated(found)
-    baselines = [p for p in found if p["kind"] == "baseline"]
-    words = f"Some α beats {len(beaten)} of {count(len(baselines), 'baseline')} in both error and its spread"
-    if beaten:
-        words += f": {', '.join(p['name'] for p in beaten)}"
-    words += ". The shaded area is what the front dominates."
-    if best is not None:
-        words += (
-            f" The knee, the point of the front farthest from the line between its ends, is {best['name']}."
-        )
-    return f"<p>{escaped(words)}</p>"

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import altair as alt
 
 from fairwind.files import write_atomic
-from fairwind.report import charts
-from fairwind.report.page import escaped, frame, plain_spec, table_html, write_figure
+from fairwind.report.html import escaped, frame, plain_spec, table_html, write_figure
 from fairwind.report.table import NAMES, display_name
+from fairwind.report.theme import theme
 
 Row = dict[str, Any]
 
@@ -80,7 +80,7 @@ def write_theory(directory: Path, content: dict[str, Any]) -> list[Path]:
     checks = content["checks"]
     specs = {c["name"]: plain_spec(chart) for c in checks if (chart := lines(c)) is not None}
     labels = list(NAMES)  # for their colours
-    light = charts.theme(labels, "light")
+    light = theme(labels, "light")
     verdicts = [check["verdict"] for check in checks]
     html = frame(
         kind="Fairwind study",
@@ -92,7 +92,7 @@ def write_theory(directory: Path, content: dict[str, Any]) -> list[Path]:
         notes=[],
         body="\n".join(_section(check, check["name"] in specs) for check in checks),
         specs=specs,
-        themes={"light": light, "dark": charts.theme(labels, "dark")},
+        themes={"light": light, "dark": theme(labels, "dark")},
     )
     (directory / "figures").mkdir(parents=True, exist_ok=True)
     written = [write_atomic(directory / "index.html", html.encode())]

@@ -4,12 +4,13 @@
     for check in study("reduced"):
         print(check["name"], check["verdict"])
 
-Theorem 1 is in `accumulation`, Theorem 2 in `guarantee`, the bias of pseudo-gradients (Section 4.3) in
-`bias`, Equation 6 and the minimax limit in `fairness`.
+Theorem 1 is in `accumulation` and `extremes`, Theorem 2 in `guarantee`, the bias of pseudo-gradients
+(Section 4.3) in `bias`, Equation 6 and the minimax limit in `fairness`.
 """
 
-from fairwind.paper.theory.accumulation import best_case, bound_of_theorem1, equal_budgets, worst_case
+from fairwind.paper.theory.accumulation import bound_of_theorem1, equal_budgets
 from fairwind.paper.theory.bias import unequal_curvature, unequal_smoothness
+from fairwind.paper.theory.extremes import best_case, worst_case
 from fairwind.paper.theory.fairness import fair_direction, minimax_limit
 from fairwind.paper.theory.guarantee import bound_of_theorem2
 from fairwind.paper.theory.problems import Check, Row, Scale, Verdict

@@ -1,0 +1,131 @@
+"""Self-contained pages: their frame, tables, pairs and charts; charts as PDF and PNG files too."""
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from fairwind.files import write_atomic
+from fairwind.report.table import Measure, Results, best_rows, display_name, mean_and_spread, seed_count
+
+Spec = dict[str, Any]
+
+VEGA_LITE = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
+FILE_WIDTH = 640  # points, of a figure saved as a file
+
+
+def frame(
+    *,
+    kind: str,
+    title: str,
+    finding: str,
+    facts: dict[str, str],
+    notes: list[str],
+    body: str,
+    specs: dict[str, Spec],
+    themes: dict[str, Spec],
+) -> str:
+    """A self-contained page: `body` is HTML, in which an element named like a spec shows its chart."""
+    pairs = "".join(
+        f"<div><dt>{escaped(key)}</dt><dd>{escaped(value)}</dd></div>" for key, value in facts.items()
+    )
+    return Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(
+        kind=escaped(kind),
+        title=escape(title),
+        finding=escaped(finding),
+        facts=pairs,
+        notes=f'<p class="note">{"<br>".join(map(escaped, notes))}</p>' if notes else "",
+        body=body,
+        specs=_script(specs),
+        themes=_script(themes),
+        bundle=_bundle(),
+    )
+
+
+def section(heading: str, words: str, names: list[str]) -> str:
+    plots = "".join(f'<div class="chart" id="{name}"></div>' for name in names)
+    head = f"<h2>{escaped(heading)}</h2><p>{escaped(words)}</p>"
+    return f'<section>{head}<div class="charts">{plots}</div></section>'
+
+
+def measures_table(results: Results, measures: tuple[Measure, ...]) -> str:
+    best = {measure.key: best_rows(results, measure) for measure in measures}
+    head = "".join(f'<th scope="col" title="{escaped(m.meaning)}">{escaped(m.name)}</th>' for m in measures)
+    body = ""
+    for row in results["summary"]:
+        cells = ""
+        for measure in measures:
+            mean, spread = mean_and_spread(row, measure, seed_count(results))
+            value = f"<b>{mean}</b>" if row["algorithm"] in best[measure.key] else mean
+            cells += f"<td>{value}{f' <small>±{spread}</small>' if spread else ''}</td>"
+        body += f'<tr><th scope="row">{escaped(display_name(row["algorithm"]))}</th>{cells}</tr>'
+    return _scroll(f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody>", "Summary")
+
+
+def table_html(head: list[str], rows: list[list[str]], above: list[tuple[str, int]] | None = None) -> str:
+    """A table of texts, the first of each row naming it; `above` are headings over several columns."""
+    names = "".join(f'<th scope="col">{escaped(name)}</th>' for name in head)
+    wide = "".join(f'<th scope="colgroup" colspan="{n}">{escaped(name)}</th>' for name, n in above or [])
+    body = "".join(
+        f'<tr><th scope="row">{escaped(first)}</th>'
+        + "".join(f"<td>{escaped(c)}</td>" for c in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    tops = (f"<tr>{wide}</tr>" if wide else "") + f"<tr>{names}</tr>"
+    return _scroll(f"<thead>{tops}</thead><tbody>{body}</tbody>", head[0] or "Table")
+
+
+def _scroll(table: str, label: str) -> str:
+    region = f'class="scroll" tabindex="0" role="region" aria-label="{escaped(label)}"'
+    return f"<div {region}><table>{table}</table></div>"
+
+
+def pairs_html(pairs: Iterable[tuple[str, Any]]) -> str:
+    rows = "".join(
+        f"<dt>{escaped(key.replace('_', ' '))}</dt><dd>{escaped(_plain(value))}</dd>" for key, value in pairs
+    )
+    return f'<dl class="pairs">{rows}</dl>'
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_plain(item) for item in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+def escaped(text: str) -> str:
+    """Escaped for HTML, with the number held to its percent sign."""
+    return escape(text).replace(" %", "\u00a0%")
+
+
+def plain_spec(chart: alt.Chart | alt.LayerChart) -> Spec:
+    """A chart's spec without the colours that Altair puts in."""
+    return {k: v for k, v in chart.to_dict().items() if k != "config"}
+
+
+def write_figure(path: Path, spec: Spec, paper: Spec) -> list[Path]:
+    """A chart as path.pdf and path.png."""
+    sized = spec | {"width": FILE_WIDTH, "config": paper | {"background": "white", "padding": 12}}
+    pdf = vl_convert.vegalite_to_pdf(sized, vl_version=VEGA_LITE)
+    png = vl_convert.vegalite_to_png(sized, vl_version=VEGA_LITE, scale=2)
+    return [write_atomic(path.with_suffix(".pdf"), pdf), write_atomic(path.with_suffix(".png"), png)]
+
+
+@cache
+def _bundle() -> str:
+    """Vega, Vega-Lite and vega-embed as one script, 0.9 MB; a second's work, hence kept."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+
+
+def _script(value: Any) -> str:
+    """JSON that may stand inside a script element."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

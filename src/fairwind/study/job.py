@@ -1,0 +1,92 @@
+"""The runs that panels want and that are not there yet: stacked into jobs, trained, kept."""
+
+import dataclasses
+import gzip
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairwind import setups
+from fairwind.directory import RunDirectory, check_free, held
+from fairwind.engine.settings import Settings
+from fairwind.engine.simulation import Simulation
+from fairwind.files import HISTORY, RECIPE, RESULTS, write_atomic
+from fairwind.recipe import Recipe
+from fairwind.setups import Where
+from fairwind.study.panel import Panel, choose
+from fairwind.study.runs import Finished, RunKey
+
+RUNS = "runs"  # the folder of a study's output that holds the runs
+Train = Callable[[RunDirectory, Simulation], None]
+
+
+class Job(NamedTuple):
+    """Runs to be trained together."""
+
+    recipe: Recipe
+    where: Where
+
+
+def missing(
+    panels: Iterable[Panel],
+    runs: list[Finished],
+    where: Callable[[str], Where],
+    digest: Callable[[str], str | None] = lambda setup: None,
+    **options: Any,
+) -> list[Job]:
+    """What the panels want and the runs do not hold, stacked where setup, settings and seeds are the same.
+
+    `digest` names the data of a setup that counts, where several are known; `options` are settings.
+    """
+    groups: dict[tuple[str, str, tuple[int, ...]], tuple[Settings, list[str]]] = {}
+    planned: set[tuple[RunKey, object]] = set()
+    for panel in panels:
+        settings, keys = panel.settings(**options), panel.keys()
+        for spec, there in choose(panel, runs, digest(panel.setup)).items():
+            done = {run.key for run in there}
+            left = [key for key in keys[spec] if key not in done]
+            left = [key for key in left if (key, panel.changes.get("precision")) not in planned]
+            planned |= {(key, panel.changes.get("precision")) for key in left}
+            if left:
+                place = panel.setup, json.dumps(dataclasses.asdict(settings)), tuple(key.seed for key in left)
+                groups.setdefault(place, (settings, []))[1].append(spec)
+    return [
+        Job(Recipe(setup, tuple(specs), seeds, settings), where(setup))
+        for (setup, _, seeds), (settings, specs) in groups.items()
+    ]
+
+
+def run(job: Job, out: Path, train: Train, say: Callable[[str], None]) -> None:
+    """Trains a job in a directory of its own below `out`, or goes on with it there.
+
+    What is kept is small, and holds no path of this machine: the results, which say how they were made, the
+    history and the clients' numbers.
+    """
+    recipe, where = job
+    task = setups.task(recipe.setup, where, say)
+    recipe = replace(recipe, data=task.federation.origin.get("digest"))
+    anywhere = replace(recipe.settings, device="auto", compile="auto", memory=None)
+    key = replace(recipe, settings=anywhere).digest[:10]
+    path = out / RUNS / f"{recipe.setup.partition(':')[0]}-{key}"
+    if (path / RESULTS).exists():
+        return
+    with held(path):
+        if (path / RECIPE).exists():
+            directory = RunDirectory.open(path)
+            simulation = directory.recipe.build(task)
+        else:
+            check_free(path)
+            simulation = recipe.build(task)
+            directory = RunDirectory.create(path, replace(recipe, settings=simulation.settings), where)
+        for refusal in directory.restore(simulation):
+            say(f"{refusal}; an earlier one is used")
+        train(directory, simulation)
+        packed = gzip.compress((path / HISTORY).read_bytes(), mtime=0)
+        write_atomic(path / f"{HISTORY}.gz", packed)
+        directory.write_results(simulation, models=False)
+        for name in (HISTORY, RECIPE):
+            (path / name).unlink()
+        shutil.rmtree(directory.checkpoints, ignore_errors=True)

@@ -1,0 +1,92 @@
+"""Studies and their panels: which runs they want, and which of the finished ones they take."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fairwind import algorithms, setups
+from fairwind.engine.settings import Settings
+from fairwind.errors import InputError, unknown
+from fairwind.recipe import Recipe, settings_of
+from fairwind.study.runs import Finished, RunKey
+
+EXACT = ("float32", "tf32", "bf16")  # the most exact first
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Algorithms compared on one setup under the same settings: one table, one set of curves."""
+
+    title: str
+    setup: str
+    algorithms: tuple[str, ...] = algorithms.PAPER
+    seeds: tuple[int, ...] = (0, 1, 2)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings other than the setup's own, as `settings_of` takes them."""
+    published: str = ""
+    """Where the paper's numbers for it are, in paper/published.json."""
+
+    def check(self) -> None:
+        """Refuses what can be refused before anything is read or trained."""
+        self.settings()
+        setups.arguments_of(self.setup)
+        Recipe(self.setup, self.algorithms, self.seeds, self.settings()).check()
+
+    def settings(self, **options: Any) -> Settings:
+        """The settings of its runs; `options` are those that do not decide numbers, such as the device."""
+        return settings_of(self.setup, **{**options, **self.changes})
+
+    def keys(self) -> dict[str, list[RunKey]]:
+        """The runs it wants: for each algorithm, one for each seed."""
+        settings = dataclasses.asdict(self.settings())
+        return {
+            spec: [RunKey.of(self.setup, spec, seed, settings) for seed in self.seeds]
+            for spec in self.algorithms
+        }
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, the panels that answer it, and which charts its page shows."""
+
+    name: str
+    title: str
+    question: str
+    panels: tuple[Panel, ...]
+    charts: tuple[str, ...] = ("curves", "distribution")
+
+
+def choose(panel: Panel, runs: Iterable[Finished], digest: str | None = None) -> dict[str, list[Finished]]:
+    """The panel's finished runs, for each algorithm in the order of seeds.
+
+    Runs on other data than `digest` are left out; where it is not given, on other data than most. Of several
+    with the same key the most exact is taken, then the newest; a panel that names a precision takes that.
+    """
+    wanted = {key for keys in panel.keys().values() for key in keys}
+    precision = panel.changes.get("precision", "auto")
+    found = [run for run in runs if run.key in wanted and precision in ("auto", run.precision)]
+    if digest is None and found:
+        digests = [run.digest for run in found]
+        digest = max(dict.fromkeys(digests), key=digests.count)
+    found = [run for run in found if run.digest == digest]
+    found.sort(key=lambda run: str(run.results["environment"].get("date", "")), reverse=True)
+    found.sort(key=lambda run: (run.accuracy is None, EXACT.index(run.precision)))
+    first: dict[RunKey, Finished] = {}
+    for run in found:
+        first.setdefault(run.key, run)
+    return {spec: [first[key] for key in keys if key in first] for spec, keys in panel.keys().items()}
+
+
+def narrowed(panels: Iterable[Panel], names: Iterable[str], seeds: tuple[int, ...]) -> list[Panel]:
+    """The panels of some setups only, with some seeds only; none named is all."""
+    panels, names = list(panels), list(names)
+    known = dict.fromkeys(n for p in panels for n in (p.setup, p.setup.partition(":")[0]))
+    for name in names:
+        if name not in known:
+            raise unknown("setup of these studies", name, known)
+    for seed in seeds:
+        if not any(seed in p.seeds for p in panels):
+            raise InputError(f"seed {seed} is in none of these studies; leave it out of --seeds")
+    kept = [p for p in panels if not names or {p.setup, p.setup.partition(":")[0]} & set(names)]
+    return [replace(p, seeds=tuple(s for s in p.seeds if not seeds or s in seeds)) for p in kept]

@@ -1,0 +1,117 @@
+"""Finished runs, read from their folders; each is known by what decides its numbers."""
+
+import dataclasses
+import gzip
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from fairwind import algorithms, setups
+from fairwind.engine.solver import Solver
+from fairwind.errors import first_line
+from fairwind.files import CLIENTS, HISTORY, RESULTS
+from fairwind.spec import arguments, parameters
+
+Floats = NDArray[np.float32]
+
+
+class RunKey(NamedTuple):
+    """What decides a run's numbers up to rounding; every parameter is spelt out, given or not."""
+
+    setup: str
+    algorithm: str
+    seed: int
+    settings: str
+
+    @classmethod
+    def of(cls, setup: str, algorithm: str, seed: int, settings: Mapping[str, Any]) -> "RunKey":
+        name, known = algorithm.partition(":")[0], {n: parameters(b) for n, b in algorithms.REGISTRY.items()}
+        given = (name, arguments("algorithm", algorithm, known))
+        data = (setup.partition(":")[0], setups.arguments_of(setup))
+        decide = {k: settings[k] for k in ("rounds", "solver", "participation", "probe_samples")}
+        for name in ("clients_per_round", "target"):  # older files do not know them
+            if settings.get(name) is not None:
+                decide[name] = settings[name]
+        decide["solver"] = dataclasses.asdict(Solver()) | decide["solver"]  # older files say less
+        texts = [json.dumps(value, sort_keys=True) for value in (data, given, decide)]
+        return cls(texts[0], texts[1], seed, texts[2])
+
+
+class Finished(NamedTuple):
+    """A run that was trained to its end."""
+
+    key: RunKey
+    row: dict[str, Any]  # of results.json
+    history: list[dict[str, Any]]
+    accuracy: Floats | None  # (K,) None where no per-client numbers were kept
+    clients: dict[str, Any]  # train_size, test_size (K,), names
+    results: dict[str, Any]  # of the comparison it was part of: config, environment, federation, timing
+    folder: Path
+
+    @property
+    def digest(self) -> str | None:
+        """Of the data, where that was prepared from files."""
+        found: str | None = self.results["federation"].get("digest")
+        return found
+
+    @property
+    def precision(self) -> str:
+        return str(self.results["config"].get("precision", "float32"))
+
+
+def read_runs(*roots: Path) -> tuple[list[Finished], list[str]]:
+    """All finished runs below the folders, and what could not be read."""
+    found: list[Finished] = []
+    refused = []
+    for file in sorted(file for root in roots for file in root.rglob(RESULTS)):
+        try:
+            found += _read(file.parent)
+        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+            refused.append(f"{file} is passed over: {first_line(error)}")
+    return found, refused
+
+
+def _read(folder: Path) -> Iterator[Finished]:
+    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    config, rows = results["config"], results["runs"]
+    lines = [json.loads(line) for line in _history(folder).splitlines() if line.strip()]
+    accuracy, clients = _clients(folder)
+    given = list(itertools.product(config["algorithms"], config["seeds"]))
+    for r, ((spec, seed), row) in enumerate(zip(given, rows, strict=True)):
+        # By place: older files drop an algorithm's parameters from its name.
+        named = {"algorithm": spec, "seed": seed}
+        yield Finished(
+            key=RunKey.of(results["setup"], spec, seed, config),
+            row=row | named,
+            history=[line | named for line in lines[r :: len(rows)]],
+            accuracy=None if accuracy is None else accuracy[r],
+            clients=clients,
+            results=results,
+            folder=folder,
+        )
+
+
+def _history(folder: Path) -> str:
+    """The text of history.jsonl, compressed or not; empty where it was not kept."""
+    packed = folder / f"{HISTORY}.gz"
+    if packed.exists():
+        return gzip.decompress(packed.read_bytes()).decode()
+    return (folder / HISTORY).read_text(encoding="utf-8") if (folder / HISTORY).exists() else ""
+
+
+def _clients(folder: Path) -> tuple[Floats | None, dict[str, Any]]:
+    if not (folder / CLIENTS).exists():
+        return None, {}
+    with safe_open(folder / CLIENTS, framework="numpy") as file:
+        main = "score" if "score" in file.keys() else "accuracy"  # older files' name  # noqa: SIM118
+        tensors = {key: file.get_tensor(key) for key in (main, "train_size", "test_size")}
+        names = (file.metadata() or {}).get("names")
+    accuracy = tensors.pop(main)
+    tensors["names"] = json.loads(names) if names else [str(k) for k in range(accuracy.shape[1])]
+    return accuracy, tensors
