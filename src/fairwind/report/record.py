@@ -61,4 +61,3 @@ def read_record(directory: Path) -> Record:
         test,
         json.loads(known) if known else numbered,
     )
-
