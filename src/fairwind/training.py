@@ -1,5 +1,6 @@
 """Training a comparison to its end: with progress, checkpoints and results, from Python or a command line."""
 
+import io
 import os
 import signal
 import sys
@@ -42,7 +43,7 @@ def train(
     With a directory, checkpoints go there every so many seconds, and the history line by line. Ctrl-C, or a
     request to terminate, saves first and says how to go on: by `again`. Without a console nothing is said.
     """
-    console = console or Console(file=open(os.devnull, "w"))  # noqa: SIM115
+    console = console or _silent()
     stop, written = Interrupt(console), len(simulation.history)
     _announce(simulation, directory, console)
 
@@ -86,7 +87,7 @@ def train(
 
 def help_along(simulation: Simulation) -> None:
     """The rounds that are left, on a rank that only trains: rank 0 speaks, writes and stops for all."""
-    stop = Interrupt(Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    stop = Interrupt(_silent())
 
     def after_round() -> None:
         if simulation.ranks.any(stop.asked) and not simulation.done:
@@ -99,6 +100,10 @@ def help_along(simulation: Simulation) -> None:
         except KeyboardInterrupt:
             if not stop.saved:
                 raise
+
+
+def _silent() -> Console:
+    return Console(file=io.StringIO(), quiet=True)
 
 
 def _announce(simulation: Simulation, directory: RunDirectory | None, console: Console) -> None:
