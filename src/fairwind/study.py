@@ -272,9 +272,10 @@ def run(job: Job, out: Path, train: Train, say: Callable[[str], None]) -> None:
         else:
             check_free(path)
             simulation = recipe.build(task)
-            directory = RunDirectory.create(path, replace(recipe, settings=simulation.settings), where)
-        for refusal in directory.restore(simulation):
-            say(f"{refusal}; an earlier one is used")
+            vouched = replace(recipe, settings=simulation.settings)
+            directory = RunDirectory.create(path, vouched, where, str(simulation.choice))
+        for line in directory.restore(simulation):
+            say(line)
         train(directory, simulation)
         packed = gzip.compress((path / HISTORY).read_bytes(), mtime=0)
         write_atomic(path / f"{HISTORY}.gz", packed)
