@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo paper-smoke test test-slow test-data lint bench clean
+.PHONY: setup demo paper-smoke test test-slow test-crash test-data lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -30,6 +30,9 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
+
+test-crash: setup  ## kills at every operation on the file system, damage to every file of a run directory
+	$(BIN)/python -m pytest -q -n 2 -m crash
 
 test-data: setup  ## further tests on real files: make test-data DATA=folder with femnist/, cifar10/, sent140/, glove/
 	FAIRWIND_DATA=$(abspath $(DATA)) $(BIN)/python -m pytest -q -rA tests/test_real_data.py

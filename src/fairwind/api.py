@@ -12,7 +12,7 @@ from fairwind import setups
 from fairwind.algorithms import REGISTRY
 from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import Algorithm, AnyAlgorithm
-from fairwind.directory import RunDirectory, check_free, held
+from fairwind.directory import RunDirectory, damaged
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
@@ -20,6 +20,7 @@ from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, in_range
 from fairwind.recipe import Recipe
 from fairwind.results import Evaluated, summarise, warnings_of
+from fairwind.run_folder import check_free, explaining, held, holds_run
 from fairwind.setups import Where
 from fairwind.task import Task
 
@@ -158,22 +159,25 @@ def compare(
         first = join().first
         if path is not None and first:
             stack.enter_context(held(path))
-        directory = RunDirectory.open(path) if path is not None and (path / "recipe.json").exists() else None
+            stack.enter_context(explaining(path, f"the same call, with out={str(path)!r}"))
+        directory = RunDirectory.open(path) if path is not None and holds_run(path) else None
         if directory is not None:
             recipe = replace(recipe, settings=_same_machine(recipe.settings, directory.recipe.settings))
         simulation = replace(recipe, own=dict.fromkeys(given, "")).build(task, given)
         recipe = recipe.vouched(task, simulation)
         if path is not None and directory is None and first:
             check_free(path)
-            directory = RunDirectory.create(path, recipe, Where())
+            directory = RunDirectory.create(path, recipe, Where(), str(simulation.choice))
             directory.write_history(simulation)
         elif directory is not None:
             if differs := directory.recipe.differs(recipe):
                 raise InputError(f"{path} holds a run with another {differs}; give another out")
-            if directory.finished and not directory.damaged():
+            if directory.finished and not damaged(directory.path):
+                for line in directory.mend_recipe() if first else ():
+                    warnings.warn(line, stacklevel=2)
                 return load(directory.path)
-            for refusal in directory.restore(simulation):
-                warnings.warn(f"{refusal}; an earlier one is used", stacklevel=2)
+            for line in directory.restore(simulation):
+                warnings.warn(line, stacklevel=2)
         if not first:
             help_along(simulation)
             return of_simulation(simulation, summarise(simulation, recipe), None)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fairwind.directory import check_whole
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, unknown
 from fairwind.files import CLIENTS, HISTORY, MODELS, RESULTS, read_json
@@ -161,7 +162,11 @@ def load(path: str | Path) -> Comparison:
     """A finished comparison, read back from its directory."""
     path = Path(path)
     if not (path / RESULTS).exists():
-        raise InputError(f"{path} holds no finished comparison: there is no {RESULTS} in it")
+        raise InputError(
+            f"{path} holds no finished comparison: there is no {RESULTS} in it; "
+            f"finish one that was begun there with 'fairwind resume {path}'"
+        )
+    check_whole(path)
     try:
         results = read_json(path / RESULTS)
         with safe_open(path / CLIENTS, framework="pt") as file:

@@ -1,12 +1,8 @@
 """The directory of a comparison: its recipe, checkpoints, history and results."""
 
-import errno
 import hashlib
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import datetime
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ from fairwind.data import store
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import changes, environment
-from fairwind.errors import InputError
+from fairwind.errors import InputError, first_line
 from fairwind.files import (
     CLIENTS,
     HISTORY,
@@ -26,15 +22,16 @@ from fairwind.files import (
     RESULTS,
     append,
     default_cache,
-    lock,
+    is_sealed,
     read_json,
-    sweep,
+    sealed,
     write_atomic,
     write_json,
 )
 from fairwind.recipe import Recipe
 from fairwind.references import is_reference, load_task
 from fairwind.results import summarise
+from fairwind.run_folder import CHECKPOINTS, identity, moved
 from fairwind.setups import Where
 from fairwind.task import Task
 
@@ -42,30 +39,44 @@ from fairwind.task import Task
 class RunDirectory:
     """A directory that holds a comparison, begun or finished."""
 
-    def __init__(self, path: Path, recipe: Recipe, where: Where, made_with: dict[str, Any]):
-        self.path, self.recipe, self.where, self.made_with = path, recipe, where, made_with
-        self.checkpoints = path / "checkpoints"
-        self.identity = _identity(path)
+    def __init__(self, path: Path, content: dict[str, Any], *, lost: str = ""):
+        """`content` is the recipe's file; `lost` says why it had to be taken from a checkpoint."""
+        self.path, self.content, self.lost = path, content, lost
+        self.recipe = Recipe.from_json(content)
+        self.where = Where(**{k: Path(v) for k, v in content.get("where", {}).items()})
+        self.made_with: dict[str, Any] = dict(content["environment"])
+        self.checkpoints = path / CHECKPOINTS
+        self.identity = identity(path)
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe, where: Where) -> "RunDirectory":
-        """Begins a comparison in an empty directory that this process holds."""
+    def create(cls, path: Path, recipe: Recipe, where: Where, engine: str = "") -> "RunDirectory":
+        """Begins a comparison in an empty directory that this process holds; `engine` says what trains it."""
         made_with = environment(recipe.settings.device)
         places = {k: str(v.absolute()) for k, v in where._asdict().items() if v is not None}
-        write_json(path / RECIPE, {**recipe.to_json(), "where": places, "environment": made_with})
-        return cls(path, recipe, where, made_with)
+        content = {**recipe.to_json(), "where": places, "environment": made_with, "engine": engine}
+        write_json(path / RECIPE, sealed(content))
+        return cls(path, sealed(content))
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """The directory of an earlier comparison."""
+        """The directory of an earlier comparison; a recipe that is lost is taken from a checkpoint."""
         try:
             content = read_json(path / RECIPE)
-            where = Where(**{k: Path(v) for k, v in content.get("where", {}).items()})
-            return cls(path, Recipe.from_json(content), where, content["environment"])
-        except OSError:
-            raise InputError(f"{path} holds no run: there is no {RECIPE} in it") from None
+            if "sha256" in content and not is_sealed(content):
+                raise ValueError(f"{RECIPE} is damaged (its SHA-256 differs)")
+            return cls(path, content)
+        except (FileNotFoundError, NotADirectoryError):
+            lost = f"{path / RECIPE} is missing"
+        except OSError as error:
+            raise InputError(f"{path / RECIPE} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path / RECIPE} cannot be read as a recipe: {error}") from None
+            lost = f"{path / RECIPE} cannot be read as a recipe: {first_line(error)}"
+        checkpoint, _ = load_checkpoint(path / CHECKPOINTS)
+        if checkpoint is not None and "recipe" in checkpoint.record:
+            return cls(path, checkpoint.record["recipe"], lost=lost)
+        if not (path / RECIPE).exists():
+            raise InputError(f"{path} holds no run: there is no {RECIPE} in it")
+        raise InputError(f"{lost}; put a copy of it there, or begin anew in another directory")
 
     @property
     def finished(self) -> bool:
@@ -99,8 +110,18 @@ class RunDirectory:
             )
         return setups.task_on(recipe.setup, entry.load())
 
+    def mend_recipe(self) -> list[str]:
+        """Writes a recipe that was lost; returns what there is to say about it."""
+        if not self.lost:
+            return []
+        self._check_place()
+        write_json(self.path / RECIPE, self.content)
+        lost, self.lost = self.lost, ""
+        return [f"{lost}; it is made again from a checkpoint"]
+
     def restore(self, simulation: Simulation) -> list[str]:
-        """Brings a simulation to the newest good checkpoint; returns what was refused on the way."""
+        """Brings a simulation to the newest good checkpoint; returns what was damaged, and what is done."""
+        lines = self.mend_recipe() if simulation.ranks.first else []
         checkpoint, refused = load_checkpoint(self.checkpoints, self.recipe.digest)
         if checkpoint is not None:
             simulation.restore(checkpoint)
@@ -109,22 +130,35 @@ class RunDirectory:
                 f"no usable checkpoint in {self.checkpoints}: {refused[0]}; "
                 "delete that folder to start again from round 0"
             )
+        lines += [f"{refusal}; an earlier one is used" for refusal in refused]
         if simulation.ranks.first:
+            spoilt = damaged(self.path) if self.finished else self._spoilt_history(simulation)
+            if spoilt:
+                lines.append(f"damaged, and made again: {', '.join(spoilt)}")
             self.write_history(simulation)
-        return refused
+        return lines
+
+    def _spoilt_history(self, simulation: Simulation) -> list[str]:
+        """The history's file, where it lacks what came before the checkpoint."""
+        try:
+            there = (self.path / HISTORY).read_bytes()
+        except OSError:
+            there = b""
+        return [] if there.startswith(_lines(simulation.history).encode()) else [HISTORY]
 
     def save(self, simulation: Simulation) -> None:
         self._check_place()
-        save_checkpoint(self.checkpoints, simulation.checkpoint(), self.recipe.digest)
+        checkpoint = simulation.checkpoint()
+        record = {**checkpoint.record, "recipe": self.content}  # from which a lost recipe is made again
+        save_checkpoint(self.checkpoints, checkpoint._replace(record=record), self.recipe.digest)
 
     def write_history(self, simulation: Simulation, since: int = 0) -> None:
         """Writes the history anew, or appends what came after its first `since` lines."""
         self._check_place()
-        lines = "".join(json.dumps(line, allow_nan=False) + "\n" for line in simulation.history[since:])
         if since:
-            append(self.path / HISTORY, lines)
+            append(self.path / HISTORY, _lines(simulation.history[since:]))
         else:
-            write_atomic(self.path / HISTORY, lines.encode())
+            write_atomic(self.path / HISTORY, _lines(simulation.history).encode())
 
     def write_results(self, simulation: Simulation, *, models: bool = True) -> dict[str, Any]:
         """The trained models and every client's numbers; last the results, which say that all is there."""
@@ -149,95 +183,54 @@ class RunDirectory:
             "names": json.dumps(simulation.federation.names),
             "rounds": json.dumps(simulation.curves.rounds),
         }
-        write_atomic(self.path / CLIENTS, save(clients, metadata=metadata))
+        write_atomic(self.path / CLIENTS, _ordered(save(clients, metadata=metadata)))
         results = summarise(simulation, self.recipe)
+        results["engine"] = self.content.get("engine") or results["engine"]  # as it was chosen at first
         results["files"] = {
             name: _digest(self.path / name) for name in (HISTORY, CLIENTS, *([MODELS] if models else []))
         }
-        results["sha256"] = results_digest(results)
+        results = sealed(results)
         write_json(self.path / RESULTS, results)
         return results
 
-    def damaged(self) -> list[str]:
-        """Finished files that are not as they were written."""
-        try:
-            results = read_json(self.path / RESULTS)
-            if "sha256" in results and results["sha256"] != results_digest(results):
-                return [RESULTS]
-            files = results.get("files", {})
-            return [name for name, digest in files.items() if _digest(self.path / name) != digest]
-        except (OSError, ValueError):
-            return [RESULTS]
-
     def _check_place(self) -> None:
         """Refuses to write where the directory no longer is: it would be made anew, without its contents."""
-        if _identity(self.path) != self.identity:
-            raise InputError(
-                f"{self.path} was moved or deleted while it was trained in; what was saved is where it was "
-                "moved to: go on there with 'fairwind resume NEW-PLACE'"
-            )
+        if identity(self.path) != self.identity:
+            raise moved(self.path)
 
 
-@contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Keeps other processes from training in a directory, which is made if it is not there."""
+def damaged(path: Path) -> list[str]:
+    """Files of a finished comparison that are not as they were written."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to {path}: {error.strerror}; give another --out") from None
-    try:
-        with lock(path) as mine:
-            if not mine:
-                raise InputError(f"another process is training in {path}; wait for it or stop it")
-            if not os.access(path, os.W_OK):
-                raise InputError(f"cannot write to {path}: permission denied; give another --out")
-            sweep(path)
-            yield
-    finally:
-        with suppress(OSError):  # whatever is in it stays
-            path.rmdir()
+        results = read_json(path / RESULTS)
+    except (OSError, ValueError):
+        return [RESULTS]
+    if "sha256" not in results and "files" not in results:  # of an older version
+        return [] if "runs" in results and "summary" in results else [RESULTS]
+    if not is_sealed(results):
+        return [RESULTS]
+    return [name for name, digest in results["files"].items() if _digest(path / name) != digest]
 
 
-def check_free(path: Path) -> None:
-    """Refuses a directory that holds anything; it is held by this process."""
-    if (path / RECIPE).exists():
-        raise InputError(
-            f"{path} already holds a run: go on with 'fairwind resume {path}', or give another --out"
-        )
-    if any(path.iterdir()):
-        raise InputError(f"{path} is not empty: give another --out, so that nothing is overwritten")
+def check_whole(path: Path) -> None:
+    """Refuses a finished comparison of which a file is damaged."""
+    if spoilt := damaged(path):
+        again = shlex.join(["fairwind", "resume", str(path)])
+        raise InputError(f"{path / spoilt[0]} is damaged: '{again}' makes it again")
 
 
-def new_directory(name: str) -> Path:
-    """A directory under runs/ that nobody else has, made for a comparison of that name."""
-    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip("-.") or "run"
-    begun = f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
-    for number in range(1, 1000):
-        path = Path("runs") / (begun if number == 1 else f"{begun}-{number}")
-        try:
-            path.mkdir(parents=True)
-            return path
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise InputError(f"cannot write to {path.parent}: {error.strerror}; give --out") from None
-    raise InputError("there are a thousand runs of this second: give --out")
+def _ordered(data: bytes) -> bytes:
+    """A safetensors file with its metadata in order, which the library writes in any."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
-def explained(error: OSError, again: str = "") -> str:
-    """What an error of the file system means for a run."""
-    where = f": {error.filename}" if error.filename else ""
-    text = f"{error.strerror or error}{where}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        text += "; what was saved before is safe: make room, then go on"
-        text += f" with: {again}" if again else " with 'fairwind resume DIR'"
-    return text
-
-
-def results_digest(results: dict[str, Any]) -> str:
-    """SHA-256 of results, but for the digest itself."""
-    content = {key: value for key, value in results.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _lines(history: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in history)
 
 
 def _digest(path: Path) -> str:
@@ -245,11 +238,3 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return "missing"
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

@@ -1,7 +1,10 @@
 """The files of a run directory, and how they are written: whole or not at all."""
 
+import errno
+import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -66,10 +69,30 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with a digest of itself, by which `is_sealed` tells whether it was changed."""
+    return {**content, "sha256": _seal(content)}
+
+
+def is_sealed(content: dict[str, Any]) -> bool:
+    """Whether content is as it was when it was sealed."""
+    try:
+        return content.get("sha256") == _seal(content)
+    except RecursionError:  # nested too deep to be ours
+        return False
+
+
+def _seal(content: dict[str, Any]) -> str:
+    text = json.dumps({key: value for key, value in content.items() if key != "sha256"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def sweep(folder: Path) -> None:
-    """Removes what a kill left half written in a folder that this process holds."""
-    for partial in folder.glob(".*.partial"):
-        partial.unlink(missing_ok=True)
+    """Removes what a kill left half written in a run directory that this process holds."""
+    for place in (folder, folder / "checkpoints", folder / "figures"):
+        for partial in place.glob(".*.partial"):
+            if re.fullmatch(r"\..+\.\d+\.partial", partial.name):  # none but those of `write_atomic`
+                partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -82,9 +105,10 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            held = True
-        except OSError:
-            held = False
+            mine, there = os.fstat(descriptor), os.stat(path)
+            held = os.path.samestat(mine, there)  # else its last holder removed it
+        except OSError as error:
+            held = error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # no locks there
         yield held
     finally:
         os.close(descriptor)

@@ -16,10 +16,10 @@ from fairwind.cli.catalogue import Data, List
 from fairwind.cli.compare import Compare, Report, Resume
 from fairwind.cli.study import Paper, Sweep
 from fairwind.cli.terminal import err, out
-from fairwind.directory import explained
 from fairwind.engine.graphs import out_of_memory
 from fairwind.engine.ranks import find
 from fairwind.errors import InputError, first_line, unknown
+from fairwind.run_folder import explained
 
 PATIENCE = 10  # seconds
 
@@ -61,9 +61,14 @@ def _parse() -> tuple[Any, list[str]]:
         if stop.code != 2:
             raise
         # The parser draws a box over several lines; its first sentence names the argument.
-        inside = [line.strip("│ ") for line in said.getvalue().splitlines() if line.startswith("│")]
+        inside = [line.strip("│| ") for line in said.getvalue().splitlines() if line.startswith(("│", "|"))]
         message = (
-            " ".join(inside).partition(" Got errors")[0].partition(" ──")[0].partition(" For ")[0].strip()
+            " ".join(inside)
+            .partition(" Got errors")[0]
+            .partition(" ──")[0]
+            .partition(" --- ")[0]
+            .partition(" For ")[0]
+            .strip()
         ).removeprefix("Error parsing ")
         named = f"{sys.argv[1]} " if sys.argv[1] in COMMANDS else ""
         raise InputError(f"{message.rstrip('.')}; see 'fairwind {named}--help'") from None

@@ -13,15 +13,16 @@ from safetensors import SafetensorError
 from fairwind import algorithms, setups
 from fairwind.cli.options import Epochs, Folder, LocalSolver, Number, Whole
 from fairwind.cli.terminal import err, out, say
-from fairwind.directory import RunDirectory, check_free, held, new_directory
+from fairwind.directory import RunDirectory, check_whole, damaged
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find, join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, in_range
-from fairwind.files import RESULTS, read_json
+from fairwind.files import RESULTS, lock, read_json, sweep
 from fairwind.recipe import Recipe, changed_settings, settings_of
 from fairwind.references import is_reference, load_task
+from fairwind.run_folder import check_free, explained, explaining, held, new_directory
 from fairwind.setups import Where
 from fairwind.task import Task
 from fairwind.training import help_along, train
@@ -140,9 +141,12 @@ class Compare:
             simulation = recipe.build(task)
             if not first:
                 return help_along(simulation)
-            directory = RunDirectory.create(path, recipe.vouched(task, simulation), where)
-            directory.write_history(simulation)
-            _train(directory, simulation, self.checkpoint_every)
+            vouched = recipe.vouched(task, simulation)
+            with explaining(path):
+                directory = RunDirectory.create(path, vouched, where, str(simulation.choice))
+                directory.write_history(simulation)
+                _train(directory, simulation, self.checkpoint_every)
+            _show(path)
         return None
 
     def _own_task(self) -> Task | None:
@@ -192,22 +196,25 @@ class Resume:
         directory = RunDirectory.open(self.directory)
         first = find().first
         with held(self.directory) if first else nullcontext():
-            damaged = directory.damaged() if directory.finished else []
-            if directory.finished and not damaged:
+            if directory.finished and not damaged(self.directory):
+                if not first:
+                    return None
+                for line in directory.mend_recipe():
+                    say(f"fairwind: {line}")
                 err.print("finished: nothing is left to train")
-                return _show(self.directory) if first else None
+                return _show(self.directory)
             for change in directory.changed():
                 say(f"fairwind: {change}; the last bits of the results may change with it")
             simulation = _begun(directory, self.cache)
             simulation.ranks.meet()  # from here on no other process changes the checkpoints
-            for refusal in directory.restore(simulation):
-                say(f"fairwind: {refusal}; an earlier one is used")
-            if not first:
-                return help_along(simulation)
-            if damaged:
-                say(f"fairwind: damaged, and made again: {', '.join(damaged)}")
-            err.print(f"going on at round {simulation.round} of {simulation.settings.rounds}")
-            _train(directory, simulation, self.checkpoint_every)
+            with explaining(self.directory):
+                for line in directory.restore(simulation):
+                    say(f"fairwind: {line}")
+                if not first:
+                    return help_along(simulation)
+                err.print(f"going on at round {simulation.round} of {simulation.settings.rounds}")
+                _train(directory, simulation, self.checkpoint_every)
+            _show(self.directory)
         return None
 
 
@@ -219,16 +226,16 @@ class Report:
     """The comparison's directory."""
 
     def run(self) -> None:
-        directory = RunDirectory.open(self.directory)
-        if not directory.finished:
+        if not (self.directory / RESULTS).exists():
+            RunDirectory.open(self.directory)  # refuses what is no run
             raise InputError(
                 f"{self.directory} has no results yet: finish it with 'fairwind resume {self.directory}'"
             )
-        if damaged := directory.damaged():
-            raise InputError(
-                f"{self.directory / damaged[0]} is damaged: 'fairwind resume {self.directory}' makes it again"
-            )
-        _show(self.directory)
+        with lock(self.directory) as mine:
+            check_whole(self.directory)
+            if mine:
+                sweep(self.directory)
+            _show(self.directory)
 
 
 def _begun(directory: RunDirectory, cache: Path | None) -> Simulation:
@@ -259,7 +266,6 @@ def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: fl
     again = shlex.join(["fairwind", "resume", str(directory.path)])
     train(simulation, directory, console=err, every=checkpoint_every, again=again)
     directory.write_results(simulation)
-    _show(directory.path)
 
 
 def _show(path: Path) -> None:
@@ -270,5 +276,9 @@ def _show(path: Path) -> None:
         write_report(path)
         out.print(summary_table(read_json(path / RESULTS)))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise InputError(f"the report of {path} cannot be written: {first_line(error)}") from error
+        why = explained(error) if isinstance(error, OSError) else first_line(error)
+        again = shlex.join(["fairwind", "report", str(path)])
+        raise InputError(
+            f"the report of {path} cannot be written: {why}; the results are safe, and '{again}' shows them"
+        ) from error
     out.print(f"report: {path / 'report.html'}", soft_wrap=True, markup=False)

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fairwind.files import write_atomic
+from fairwind.files import read_json, write_atomic
 
 KEPT = 2
 
@@ -25,7 +25,7 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, owner: str) -> None:
     """Adds a checkpoint of the simulation named by `owner`, and keeps it and the one before."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # not what it lies in: a run directory that was moved is not made anew
     path = folder / f"{checkpoint.round:07d}.safetensors"
     # Copies, because a state may hold one tensor under several names.
     copies = {
@@ -47,25 +47,26 @@ def _digest(data: bytes, record: dict[str, Any]) -> str:
     return hashlib.sha256(data + json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def load_checkpoint(folder: Path, owner: str) -> tuple[Checkpoint | None, list[str]]:
-    """The newest good checkpoint of `owner`, and why newer ones were refused."""
+def load_checkpoint(folder: Path, owner: str | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """The newest good checkpoint, of `owner` if given, and why newer ones were refused."""
     refused: list[str] = []
     for path in sorted(folder.glob("[0-9]*.json"), reverse=True):
         try:
             return _read(path, owner), refused
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             refused.append(f"checkpoint {path.stem} is refused: {error}")
     return None, refused
 
 
-def _read(path: Path, owner: str) -> Checkpoint:
-    try:
-        vouched = json.loads(path.read_bytes())
-    except ValueError:
-        raise ValueError(f"{path.name} is damaged (not JSON)") from None
-    if not isinstance(vouched, dict) or vouched.get("owner") != owner:
+def _read(path: Path, owner: str | None) -> Checkpoint:
+    vouched = read_json(path)
+    if owner is not None and vouched.get("owner", owner) != owner:
         raise ValueError("it belongs to a run with other settings")
-    data = path.with_suffix(".safetensors").read_bytes()
-    if _digest(data, {k: vouched[k] for k in ("round", "owner", "record")}) != vouched["sha256"]:
+    try:
+        data = path.with_suffix(".safetensors").read_bytes()
+        intact = _digest(data, {k: vouched[k] for k in ("round", "owner", "record")}) == vouched["sha256"]
+    except (KeyError, RecursionError):
+        intact = False
+    if not intact:
         raise ValueError("it is damaged (its SHA-256 differs)")
     return Checkpoint(vouched["round"], load(data), vouched["record"])

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairwind import setups
-from fairwind.directory import RunDirectory, check_free, held
+from fairwind.directory import RunDirectory
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.files import HISTORY, RECIPE, RESULTS, write_atomic
 from fairwind.recipe import Recipe
+from fairwind.run_folder import check_free, held
 from fairwind.setups import Where
 from fairwind.study.panel import Panel, choose
 from fairwind.study.runs import Finished, RunKey
@@ -80,9 +81,10 @@ def run(job: Job, out: Path, train: Train, say: Callable[[str], None]) -> None:
         else:
             check_free(path)
             simulation = recipe.build(task)
-            directory = RunDirectory.create(path, replace(recipe, settings=simulation.settings), where)
-        for refusal in directory.restore(simulation):
-            say(f"{refusal}; an earlier one is used")
+            vouched = replace(recipe, settings=simulation.settings)
+            directory = RunDirectory.create(path, vouched, where, str(simulation.choice))
+        for line in directory.restore(simulation):
+            say(line)
         train(directory, simulation)
         packed = gzip.compress((path / HISTORY).read_bytes(), mtime=0)
         write_atomic(path / f"{HISTORY}.gz", packed)

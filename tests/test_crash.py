@@ -1,0 +1,292 @@
+"""Kills at every operation on the file system, and damage to every file: no run directory is spoilt."""
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import fairwind
+from fairwind.errors import InputError
+from fairwind.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS
+from forked import Drawings, Ended, Moment, bits, command, fork, killed, operations, strays
+
+pytestmark = pytest.mark.crash
+
+TASK = "synthetic:clients=8,features=5,classes=3"
+ALGORITHMS = "fedavg", "adafedadam"
+ROUNDS, EVAL_EVERY = 4, 2
+DOORS = "command", "python"
+
+
+class Undisturbed:
+    """A comparison that nothing happens to, by the command or from Python, and the same again elsewhere."""
+
+    def __init__(self, folder: Path, door: str):
+        self.folder, self.door = folder, door
+        self.path, log = folder / "undisturbed", folder / "operations.json"
+        self.drawings = Drawings(folder / "drawings")
+        ended = self.drawings.learn(operations(self.begin(self.path), self.path, log), folder)
+        assert ended.code == 0, ended.stderr
+        self.operations: list[str] = json.loads(log.read_bytes())
+        self.bits = bits(self.path)
+
+    def begin(self, path: Path) -> Callable[[], object]:
+        if self.door == "python":
+            return lambda: fairwind.compare(
+                fairwind.setup(TASK),
+                ALGORITHMS,
+                rounds=ROUNDS,
+                eval_every=EVAL_EVERY,
+                compile="off",
+                checkpoint_every=0,
+                out=path,
+            )
+        words = "compare", TASK, "--rounds", ROUNDS, "--seeds", 0, "--algorithms", *ALGORITHMS
+        options = "--eval-every", EVAL_EVERY, "--compile", "off", "--checkpoint-every", 0
+        return command(*words, *options, "--out", path)
+
+    def go_on(self, path: Path) -> Callable[[], object]:
+        """What a user does after a kill."""
+        if self.door == "command" and (path / RECIPE).exists():
+            return command("resume", path, "--checkpoint-every", 0)
+        return self.begin(path)
+
+    def run(self, act: Callable[[], object]) -> Ended:
+        return fork(self.drawings.used(act), self.folder)
+
+
+@pytest.fixture(scope="module", params=DOORS)
+def undisturbed(request, tmp_path_factory) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.mark.parametrize("moment", ["before", "half", "after"])
+def test_killed_at_any_operation_it_ends_with_the_same_bits(
+    undisturbed: Undisturbed, moment: Moment, tmp_path: Path
+) -> None:
+    path, kills = tmp_path / "run", 0
+    for at, name in enumerate(undisturbed.operations):
+        if moment == "half" and name != "write":
+            continue
+        what = f"killed {moment} operation {at} ({name})"
+        ended = undisturbed.run(killed(undisturbed.begin(path), path, at, moment))
+        assert ended.code == -9, f"{what}: {ended}"
+        _goes_on(undisturbed, path, what)
+        kills += 1
+    print(f"{kills} kills")
+
+
+def test_killed_again_and_again_it_ends_with_the_same_bits(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"moments drawn by seed {seed}")
+    draw, path, kills = random.Random(seed), tmp_path / "run", 0
+    for _ in range(25):
+        what = []
+        for _ in range(4):
+            at, moment = draw.randrange(60), draw.choice(["before", "half", "after"])
+            what.append(f"{moment} {at}")
+            ended = undisturbed.run(killed(undisturbed.go_on(path), path, at, moment))
+            assert ended.code in (0, -9), f"killed {what}: {ended}"
+            kills += ended.code == -9
+        _goes_on(undisturbed, path, f"killed {what}")
+    print(f"{kills} kills")
+
+
+def _goes_on(undisturbed: Undisturbed, path: Path, what: str) -> None:
+    ended = undisturbed.run(undisturbed.go_on(path))
+    assert ended.code == 0, f"{what}: {ended}"
+    assert "Traceback" not in ended.stderr, what
+    assert bits(path) == undisturbed.bits, what
+    assert strays(path) == [], what
+    if undisturbed.door == "command":
+        assert (path / "report.html").exists(), what
+    shutil.rmtree(path)
+
+
+def damages(data: bytes) -> Iterator[tuple[str, bytes | None]]:
+    """What may become of a file; None where it is deleted."""
+    yield "deleted", None
+    yield "emptied", b""
+    yield "halved", data[: len(data) // 2]
+    yield "cut by a byte", data[:-1]
+    yield "garbage", random.Random(0).randbytes(len(data))
+    yield "nested deep", b"[" * 100_000
+    yield "nested deep, and closed", b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    for text in (b"[]", b"{}", b"3", b'"text"', b"null", b'{"runs": 3, "files": []}'):
+        yield f"the JSON {text.decode()}", text
+    for i in range(8):
+        place = i * (len(data) - 1) // 7
+        yield f"bit {i} of byte {place} flipped", _flipped(data, place, i)
+
+
+def _flipped(data: bytes, place: int, bit: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+
+
+@pytest.fixture(scope="module")
+def unfinished(undisturbed: Undisturbed) -> Path:
+    """A directory with two checkpoints, in which round 3 was the last."""
+    path = undisturbed.folder / "unfinished"
+    last = len(undisturbed.operations)
+    for at in range(30, last):
+        undisturbed.run(killed(undisturbed.begin(path), path, at, "before"))
+        if len(list(path.glob("checkpoints/*.json"))) == 2 and (path / "checkpoints/0000003.json").exists():
+            assert not (path / RESULTS).exists()
+            return path
+        shutil.rmtree(path)
+    raise AssertionError("no such moment")
+
+
+def each_damage(pristine: Path, path: Path) -> Iterator[tuple[str, str]]:
+    """Puts a copy of a directory to a path, with one file damaged: its name, and what became of it."""
+    for file in sorted(p for p in pristine.rglob("*") if p.is_file()):
+        name = file.relative_to(pristine).as_posix()
+        if name.startswith("figures/") and name != "figures/average.pdf":
+            continue  # all alike
+        for what, data in damages(file.read_bytes()):
+            shutil.copytree(pristine, path)
+            if data is None:
+                (path / name).unlink()
+            else:
+                (path / name).write_bytes(data)
+            yield name, what
+            shutil.rmtree(path)
+
+
+def assert_one_line(ended: Ended, *words: str) -> None:
+    """One line of error, exit code 2."""
+    assert ended.code == 2, ended
+    assert ended.stderr.count("\n") == 1, ended
+    assert ended.stderr.startswith("fairwind: error: "), ended
+    for word in words:
+        assert word in ended.stderr
+
+
+RESULT_FILES = HISTORY, CLIENTS, MODELS, RESULTS
+
+
+def found_by_load(path: Path) -> Callable[[], object]:
+    """Prints a digest of what `fairwind.load` finds, or its one line of refusal."""
+
+    def act() -> None:
+        try:
+            found = fairwind.load(path)
+        except InputError as error:
+            print(error)
+            raise SystemExit(2) from None
+        seen = hashlib.sha256(json.dumps([found.results, found.clients]).encode())
+        for run in found:
+            seen.update(json.dumps([run.metrics, run.rounds, run.history, run.left_out]).encode())
+            for tensor in (run.score, run.loss, run.curve, *run.state_dict.values()):
+                seen.update(tensor.numpy().tobytes())
+        print(seen.hexdigest())
+
+    return act
+
+
+def test_load_and_report_find_the_same_in_a_damaged_directory_or_name_the_file(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(undisturbed.path, path)
+    loaded = undisturbed.run(found_by_load(path))
+    reported = undisturbed.drawings.learn(command("report", path), undisturbed.folder)
+    shutil.rmtree(path)
+    assert (loaded.code, reported.code) == (0, 0)
+    failures, count = [], 0
+    for name, what in each_damage(undisturbed.path, path):
+        count += 1
+        try:
+            ended = undisturbed.run(found_by_load(path))
+            if ended != loaded:
+                assert ended.code == 2, ended
+                assert ended.stdout.count("\n") == 1, ended
+                assert name in ended.stdout, ended
+                assert "fairwind resume" in ended.stdout, ended
+                assert name in RESULT_FILES, ended
+            ended = undisturbed.run(command("report", path))
+            if ended.code:
+                assert_one_line(ended, f"fairwind resume {path}")
+                assert name in RESULT_FILES, ended
+                assert name in ended.stderr or what == "deleted", ended
+            else:
+                assert ended == reported
+                assert strays(path) == []
+        except AssertionError as error:
+            failures.append(f"{name}, {what}: {str(error)[:600]}")
+    print(f"{count} damaged")
+    assert not failures, f"{len(failures)} of {count}:\n" + "\n".join(failures)
+
+
+def test_going_on_mends_a_damaged_finished_directory(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    _mends(undisturbed, undisturbed.path, tmp_path / "run")
+
+
+def test_going_on_mends_a_damaged_unfinished_directory(
+    undisturbed: Undisturbed, unfinished: Path, tmp_path: Path
+) -> None:
+    _mends(undisturbed, unfinished, tmp_path / "run")
+
+
+def _mends(undisturbed: Undisturbed, pristine: Path, path: Path) -> None:
+    failures, count = [], 0
+    for name, what in each_damage(pristine, path):
+        count += 1
+        before = (path / name).read_bytes() if what != "deleted" else None
+        ended = undisturbed.run(command_or_call(undisturbed, path))
+        try:
+            assert ended.code == 0, ended
+            assert "Traceback" not in ended.stderr, ended
+            assert bits(path) == undisturbed.bits
+            assert strays(path) == []
+            mended = name == RECIPE and (path / name).read_bytes() != before
+            mended |= name in RESULT_FILES and (path / name).read_bytes() != before and what != "deleted"
+            refused = pristine is not undisturbed.path and name.startswith("checkpoints/0000003")
+            if mended or (refused and what != "deleted"):
+                assert Path(name).stem in ended.stderr, ended
+        except (AssertionError, OSError, ValueError) as error:
+            failures.append(f"{name}, {what}: {str(error)[:600]}")
+    print(f"{count} damaged")
+    assert not failures, f"{len(failures)} of {count}:\n" + "\n".join(failures)
+
+
+def command_or_call(undisturbed: Undisturbed, path: Path) -> Callable[[], object]:
+    """Going on by resume, or by the same call."""
+    return command("resume", path) if undisturbed.door == "command" else undisturbed.begin(path)
+
+
+def test_without_a_good_checkpoint_one_line_says_what_to_do(
+    undisturbed: Undisturbed, unfinished: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    for what, data in damages(b"{}" * 50):
+        shutil.copytree(unfinished, path)
+        for file in path.glob("checkpoints/*.safetensors"):
+            if data is None:
+                file.unlink()
+            else:
+                file.write_bytes(data)
+        ended = undisturbed.run(command("resume", path))
+        if undisturbed.door == "command":
+            assert_one_line(ended, "no usable checkpoint", str(path / "checkpoints"), "delete that folder")
+            shutil.rmtree(path / "checkpoints")
+            _goes_on(undisturbed, path, what)
+        else:
+            shutil.rmtree(path)
+
+
+def test_a_recipe_that_nothing_can_bring_back_is_one_line(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    at = undisturbed.operations.index("replace") + 1
+    undisturbed.run(killed(undisturbed.begin(path), path, at, "after"))
+    pristine = (path / RECIPE).read_bytes()
+    for what, data in damages(pristine):
+        if data is None or what == "cut by a byte":  # as before the first write; the last line's end
+            continue
+        (path / RECIPE).write_bytes(data)
+        for ended in (undisturbed.run(command("resume", path)), undisturbed.run(command("report", path))):
+            assert_one_line(ended, str(path / RECIPE), "begin anew")

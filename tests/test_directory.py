@@ -1,0 +1,292 @@
+"""A run directory that two processes, a full disk, a move or a kill at a bad moment do not spoil."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import fairwind
+from command import ENV
+from conftest import CLASSES, FEATURES
+from fairwind import cli
+from fairwind.errors import InputError
+from fairwind.files import CLIENTS, HISTORY, MODELS, RESULTS
+from fairwind.run_folder import held, new_directory
+from forked import bits, strays
+
+SMALL = "synthetic:clients=6,features=5,classes=3"
+ALGORITHMS = ["fedavg", "adafedadam"]
+
+
+def compare(out: Path, **options) -> fairwind.Comparison:
+    given = {"rounds": 4, "eval_every": 2, "compile": "off", "checkpoint_every": 0, "progress": False}
+    return fairwind.compare(fairwind.setup(SMALL), ALGORITHMS, out=out, **given | options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("directory") / "run"
+    compare(path)
+    return path
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """What a command says that must fail: one line of error, exit code 2."""
+
+    def run(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["fairwind", *map(str, words)])
+        monkeypatch.setattr("warnings.showwarning", None)  # set by the command, and put back afterwards
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert said.startswith("fairwind: error: ")
+        assert said.count("\n") == 1
+        return said
+
+    return run
+
+
+def test_comparisons_begun_at_the_same_moment_never_share_a_directory(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    together = threading.Barrier(16)
+
+    def begin(_: int) -> Path:
+        together.wait()
+        return new_directory("synthetic")
+
+    with ThreadPoolExecutor(16) as pool:
+        assert len(set(pool.map(begin, range(16)))) == 16
+
+
+def test_of_two_with_the_same_out_one_wins_and_the_other_says_why(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = "compare", SMALL, "--rounds", "100000", "--algorithms", "fedavg", "--compile", "off", "--out", out
+    command = [sys.executable, "-m", "fairwind", *map(str, words)]
+    pipe = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": ENV}
+    both = [subprocess.Popen(command, **pipe) for _ in range(2)]
+    until = time.monotonic() + 60
+    while all(process.poll() is None for process in both) and time.monotonic() < until:
+        time.sleep(0.02)
+    winner, loser = sorted(both, key=lambda process: process.poll() is not None)
+    _, said = loser.communicate(timeout=10)
+    going = winner.poll() is None
+    winner.send_signal(signal.SIGKILL)
+    winner.communicate()
+    assert going
+    assert loser.returncode == 2
+    assert said.count("\n") == 1
+    assert f"another process is training in {out}" in said
+    assert out.exists()
+
+
+def test_who_is_refused_leaves_the_directory_to_its_holder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with held(out):
+        with pytest.raises(InputError, match="another process is training"), held(out):
+            pass
+        assert out.exists()  # though still empty
+        (out / "file").touch()
+    assert out.exists()
+
+
+def test_a_directory_moved_while_training_is_not_made_anew(tmp_path: Path, finished: Path) -> None:
+    out, moved = tmp_path / "run", tmp_path / "moved"
+
+    def move(lines: list[dict]) -> None:
+        if lines[0]["round"] == 2:
+            out.rename(moved)
+
+    with pytest.raises(InputError, match=r"was moved or deleted .* 'fairwind resume NEW-PLACE'"):
+        compare(out, after_evaluation=move)
+    assert not out.exists()
+    compare(moved)
+    assert bits(moved) == bits(finished)
+
+
+def test_a_kill_during_the_first_write_leaves_a_folder_that_compare_takes(
+    tmp_path: Path, finished: Path
+) -> None:
+    out = tmp_path / "run"
+    script = (
+        "import os, sys, fairwind; os.fsync = lambda _: os._exit(9);"
+        f"fairwind.compare(fairwind.setup({SMALL!r}), {ALGORITHMS}, rounds=4, out=sys.argv[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", script, out], env=ENV, capture_output=True, check=False)
+    assert done.returncode == 9
+    assert [path.suffix for path in out.iterdir()] == [".partial"]
+    compare(out)
+    assert bits(out) == bits(finished)
+    assert strays(out) == []
+
+
+def test_half_written_files_are_swept_and_nothing_else(copy: Path) -> None:
+    (copy / "figures").mkdir()
+    for name in (
+        ".results.json.7.partial",
+        "checkpoints/.0000004.json.7.partial",
+        "figures/.a.pdf.7.partial",
+    ):
+        (copy / name).write_text("half of it")
+    for name in (".mine.partial", "notes.7.partial"):
+        (copy / name).write_text("a user's")
+    with held(copy):
+        pass
+    assert sorted(Path(name).name for name in strays(copy)) == [".mine.partial", "notes.7.partial"]
+
+
+@pytest.mark.parametrize(
+    ("file", "safe"),
+    [
+        ("recipe.json", "nothing was saved yet: make room, then begin again"),
+        ("0000001.safetensors", "the recipe is safe: make room, then go on with: "),
+        ("0000003.json", "the checkpoint of round 2 is safe: make room, then go on with: "),
+        ("results.json", "the checkpoint of round 4 is safe: make room, then go on with: "),
+    ],
+)
+def test_a_full_disk_is_named_and_what_is_safe(
+    file: str, safe: str, tmp_path: Path, finished: Path, monkeypatch, refused
+) -> None:
+    out, write = tmp_path / "run", os.fsync
+
+    def full(descriptor: int) -> None:
+        if f".{file}." in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(InputError, match=f"No space left on device: .*{file}; {safe}") as said:
+            compare(out)
+    assert (f"the same call, with out='{out}'" in str(said.value)) == ("go on" in safe)
+    assert strays(tmp_path) == []
+    compare(out)
+    assert bits(out) == bits(finished)
+
+
+def test_a_full_disk_is_one_line_of_a_command(tmp_path: Path, monkeypatch, capsys) -> None:
+    out = tmp_path / "run"
+
+    def full(descriptor: int) -> None:
+        if "0000002" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    words = [
+        "compare",
+        SMALL,
+        "--rounds",
+        "4",
+        "--compile",
+        "off",
+        "--checkpoint-every",
+        "0",
+        "--out",
+        str(out),
+    ]
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(sys, "argv", ["fairwind", *words])
+    monkeypatch.setattr("warnings.showwarning", None)
+    with pytest.raises(SystemExit):
+        cli.main()
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == (
+        f"fairwind: error: No space left on device: {out / 'checkpoints' / '0000002.safetensors'}; "
+        f"the checkpoint of round 1 is safe: make room, then go on with: fairwind resume {out}"
+    )
+
+
+def test_control_characters_in_a_clients_name_still_give_a_report(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(20, FEATURES, generator=draw), torch.randint(0, CLASSES, (20,), generator=draw))
+        for _ in range(3)
+    ]
+    names = ["a\x00b", "c\x1b[31m", "two\nlines"]
+    federation = fairwind.Federation.from_clients(clients, names=names, classes=CLASSES)
+    task = fairwind.Task(torch.nn.Linear(FEATURES, CLASSES), federation)
+    found = fairwind.compare(task, "fedavg", rounds=1, out=tmp_path / "run", progress=False)
+    assert found.report().stat().st_size > 100_000
+    assert fairwind.load(tmp_path / "run").clients == names
+
+
+def test_a_report_that_nobody_reads_is_written(copy: Path) -> None:
+    command = f"{sys.executable} -m fairwind report '{copy}' | true"
+    done = subprocess.run(command, shell=True, env=ENV, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (copy / "report.html").stat().st_size > 100_000
+    assert len(list((copy / "figures").iterdir())) == 10
+
+
+def test_seconds_that_are_no_number_are_one_line(refused, tmp_path: Path) -> None:
+    words = "--checkpoint-every", "nan"
+    assert "checkpoint_every=nan is out of range" in refused(
+        "compare", SMALL, *words, "--out", tmp_path / "run"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_is_a_list_is_one_line(copy: Path, refused) -> None:
+    (copy / "recipe.json").write_text("[]")
+    shutil.rmtree(copy / "checkpoints")
+    assert "recipe.json is damaged (not a JSON object)" in refused("resume", copy)
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{}", "[" * 100_000])
+def test_a_lost_recipe_is_made_again_from_a_checkpoint(text: str | None, copy: Path, finished: Path) -> None:
+    recipe, results = copy / "recipe.json", copy / "results.json"
+    before = recipe.read_bytes()
+    results.unlink()
+    recipe.unlink() if text is None else recipe.write_text(text)
+    with pytest.warns(UserWarning, match=r"recipe\.json .*; it is made again from a checkpoint"):
+        compare(copy)
+    assert recipe.read_bytes() == before
+    assert bits(copy) == bits(finished)
+
+
+def test_a_changed_number_in_a_recipe_is_noticed(copy: Path, refused) -> None:
+    recipe = copy / "recipe.json"
+    recipe.write_text(recipe.read_text().replace('"lr": 0.01', '"lr": 0.02'))
+    shutil.rmtree(copy / "checkpoints")
+    assert "recipe.json is damaged" in refused("resume", copy)
+
+
+@pytest.mark.parametrize("name", [HISTORY, CLIENTS, MODELS, RESULTS])
+def test_a_damaged_result_is_refused_by_load_and_made_again(name: str, copy: Path, finished: Path) -> None:
+    data = bytearray((copy / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / name).write_bytes(data)
+    with pytest.raises(InputError, match=f"{name} is damaged: 'fairwind resume .*' makes it again"):
+        fairwind.load(copy)
+    with pytest.warns(UserWarning, match=f"damaged, and made again: {name}"):
+        compare(copy)
+    assert bits(copy) == bits(finished)
+
+
+def test_results_without_content_are_damaged(copy: Path, refused) -> None:
+    (copy / "results.json").write_text("{}")
+    assert f"{copy / 'results.json'} is damaged: 'fairwind resume {copy}'" in refused("report", copy)
+
+
+def test_a_checkpoint_nested_too_deep_falls_back_to_the_one_before(copy: Path, finished: Path) -> None:
+    (copy / "results.json").unlink()
+    (copy / "checkpoints" / "0000004.json").write_text("[" * 100_000)
+    with pytest.warns(UserWarning, match=r"checkpoint 0000004 is refused: .*; an earlier one is used"):
+        compare(copy)
+    assert bits(copy) == bits(finished)
+    assert json.loads((copy / "results.json").read_bytes())["engine"].endswith("the model can be stacked")
