@@ -7,6 +7,7 @@ import time
 import warnings
 from contextlib import redirect_stderr
 from dataclasses import fields
+from itertools import dropwhile, takewhile
 from typing import Annotated, Any, NoReturn
 
 import tyro
@@ -60,18 +61,16 @@ def _parse() -> tuple[Any, list[str]]:
     except SystemExit as stop:
         if stop.code != 2:
             raise
-        # The parser draws a box over several lines; its first sentence names the argument.
-        inside = [line.strip("│| ") for line in said.getvalue().splitlines() if line.startswith(("│", "|"))]
-        message = (
-            " ".join(inside)
-            .partition(" Got errors")[0]
-            .partition(" ──")[0]
-            .partition(" --- ")[0]
-            .partition(" For ")[0]
-            .strip()
-        ).removeprefix("Error parsing ")
+        # The parser draws a box, or rules where there is no Unicode: what it says is between the first two.
+        lines = [line.strip("│ ") for line in said.getvalue().splitlines()[1:]]
+        inside = takewhile(lambda line: not _rule(line), dropwhile(_rule, lines))
+        message = " ".join(inside).partition(" Got errors")[0].removeprefix("Error parsing ")
         named = f"{sys.argv[1]} " if sys.argv[1] in COMMANDS else ""
         raise InputError(f"{message.rstrip('.')}; see 'fairwind {named}--help'") from None
+
+
+def _rule(line: str) -> bool:
+    return set(line) <= set("─-╭╮╰╯ ")
 
 
 def _fail(message: str) -> NoReturn:
