@@ -18,7 +18,6 @@ from fairwind.directory import (
     check_free,
     check_whole,
     damaged,
-    explained,
     explaining,
     held,
     new_directory,
@@ -284,9 +283,10 @@ def _show(path: Path) -> None:
         write_report(path)
         out.print(summary_table(read_json(path / RESULTS)))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        why = explained(error) if isinstance(error, OSError) else first_line(error)
+        about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
+        why = about or first_line(error)
         again = shlex.join(["fairwind", "report", str(path)])
         raise InputError(
-            f"the report of {path} cannot be written: {why}; the results are safe, and '{again}' shows them"
+            f"the report of {path} cannot be written: {why}; the results are safe, and '{again}' tries again"
         ) from error
     out.print(f"report: {path / 'report.html'}", soft_wrap=True, markup=False)
