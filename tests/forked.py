@@ -156,10 +156,11 @@ class _Operations:
             if self.moment == "half" and half is not None:
                 half()
             os.kill(os.getpid(), signal.SIGKILL)
-        done = act()
-        if due:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return done
+        try:
+            return act()
+        finally:  # also where the operation is refused, as making a folder that is there
+            if due:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def mine(self, path: Any) -> bool:
         if not isinstance(path, str | os.PathLike):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ class Undisturbed:
     """A comparison that nothing happens to, by the command or from Python, and the same again elsewhere."""
 
     def __init__(self, folder: Path, door: str):
+        os.environ["FAIRWIND_COMMIT"] = "campaign"  # whatever is committed meanwhile
         self.folder, self.door = folder, door
         self.path, log = folder / "undisturbed", folder / "operations.json"
         self.drawings = Drawings(folder / "drawings")

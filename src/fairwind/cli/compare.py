@@ -22,7 +22,7 @@ from fairwind.errors import InputError, first_line, in_range
 from fairwind.files import RESULTS, lock, read_json, sweep
 from fairwind.recipe import Recipe, changed_settings, settings_of
 from fairwind.references import is_reference, load_task
-from fairwind.run_folder import check_free, explained, explaining, held, new_directory
+from fairwind.run_folder import check_free, explaining, held, new_directory
 from fairwind.setups import Where
 from fairwind.task import Task
 from fairwind.training import help_along, train
@@ -276,9 +276,10 @@ def _show(path: Path) -> None:
         write_report(path)
         out.print(summary_table(read_json(path / RESULTS)))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        why = explained(error) if isinstance(error, OSError) else first_line(error)
+        about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
+        why = about or first_line(error)
         again = shlex.join(["fairwind", "report", str(path)])
         raise InputError(
-            f"the report of {path} cannot be written: {why}; the results are safe, and '{again}' shows them"
+            f"the report of {path} cannot be written: {why}; the results are safe, and '{again}' tries again"
         ) from error
     out.print(f"report: {path / 'report.html'}", soft_wrap=True, markup=False)
