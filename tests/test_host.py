@@ -32,7 +32,7 @@ def both(federation: Federation, **options: object) -> tuple[Simulation, Simulat
         {"model": dropout_model},
         {"compile": "on", "rounds": 3},
     ],
-    ids=str,
+    ids=["plain", "many chunks", "uneven", "probes and workers", "loop", "dropout", "compiled"],
 )
 def test_the_bits_are_those_of_samples_on_the_device(options: dict) -> None:
     device, host = both(make_federation(SIZES), **options)
