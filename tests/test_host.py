@@ -30,7 +30,7 @@ def both(federation: Federation, **options: object) -> tuple[Simulation, Simulat
         {"probe_samples": 6, "workers": 2, "memory": 2e-5},
         {"engine": "loop"},
         {"model": dropout_model},
-        {"compile": "on", "rounds": 3},
+        pytest.param({"compile": "on", "rounds": 3}, marks=pytest.mark.slow),
     ],
     ids=["plain", "many chunks", "uneven", "probes and workers", "loop", "dropout", "compiled"],
 )

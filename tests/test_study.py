@@ -275,6 +275,7 @@ def test_a_sweep_by_command_trains_once_and_shows_its_page(tmp_path: Path) -> No
     assert r"\begin{tabular}" in (tmp_path / "out" / "fair" / "tables.tex").read_text()
 
 
+@pytest.mark.slow
 def test_the_paper_by_command(tmp_path: Path) -> None:
     """Every study, smaller than `make paper-smoke`: without VGG11, and of Synthetic the default only."""
     layouts.everything(tmp_path / "files")
