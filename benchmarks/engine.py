@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -255,7 +256,7 @@ def main() -> None:
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="kernels of a round instead")
-    parser.add_argument("--json", type=argparse.FileType("w"), help="where the numbers go as well")
+    parser.add_argument("--json", type=Path, help="where the numbers go as well, task by task")
     o = parser.parse_args()
     made_with = environment(o.device)
     print(", ".join(f"{k} {v}" for k, v in made_with.items() if v))
@@ -279,8 +280,8 @@ def main() -> None:
             profile(task, settings, cohorts()["1 run" if task.user else "15 runs"])
         else:
             results += measure(task, floor, settings, o.repeats)
-    if o.json:
-        json.dump({"environment": made_with, "results": results}, o.json, indent=1)
+            if o.json:
+                o.json.write_text(json.dumps({"environment": made_with, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
