@@ -23,7 +23,8 @@ from fairwind.layers.factored import add_gradients, factored
 PROBED = 512  # samples that are probed at once
 BLOCK = 1 << 18  # numbers that are added up at once
 FEW = 8  # clients
-LARGE = 1 << 20  # parameters from which on a model is large
+LARGE = 1 << 20  # parameters from which on a model is large,
+LONG = 5e9  # and operations of a step, whose kernels then fill all cores
 
 
 class Job(NamedTuple):
@@ -69,7 +70,8 @@ class Loop:
         # Kernels of a large model fill all cores, and several large models do not fit into the cache; small
         # steps would wait for Python's lock. And PyTorch's generator belongs to all threads.
         self.threads = 1
-        if model.layout.parameters >= LARGE:
+        few = planner.participants * len(runs) < workers
+        if few or model.layout.parameters >= LARGE or model.operations(planner.solver.batch_size) >= LONG:
             workers, self.threads = 1, workers
         elif model.randomness == "generator" or not model.fills_a_core(planner.solver.batch_size):
             workers = 1

@@ -52,7 +52,7 @@ class PlainModel:
             self.changed_buffer = changes_buffers(self.module, sample[0])
             self._check(federation, *sample)
             self.per_sample = activations(self.module, sample[0], self.dtype, self.dtype)
-            self.flops = operations(self.module, sample[0])  # of a sample's forward pass
+            self.flops = forward_operations(self.module, sample[0])  # of a sample's forward pass
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,7 +60,11 @@ class PlainModel:
 
     def fills_a_core(self, batch_size: int) -> bool:
         """Whether a local step on a CPU is mostly arithmetic, not the overhead of small kernels."""
-        return 3 * self.flops * batch_size >= HEAVY  # forward, and twice as much backward
+        return self.operations(batch_size) >= HEAVY
+
+    def operations(self, batch_size: int) -> int:
+        """Floating-point operations of a local step, about: forward, and twice as much backward."""
+        return 3 * self.flops * batch_size
 
     def another(self) -> "PlainModel":
         """A second one that can train beside this one."""
@@ -258,7 +262,7 @@ def check_labels(federation: Federation, logits: Any) -> None:
         )
 
 
-def operations(module: nn.Module, inputs: Any) -> int:
+def forward_operations(module: nn.Module, inputs: Any) -> int:
     """Floating-point operations of a forward pass, in products and convolutions."""
     counter, devices = FlopCounterMode(display=False), range(torch.cuda.device_count())
     frozen = copy.deepcopy(module).requires_grad_(
