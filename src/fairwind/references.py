@@ -68,7 +68,8 @@ def _module(place: str, kind: str) -> ModuleType:
             return importlib.import_module(place)
         path = Path(place).absolute()
         if not path.is_file():
-            raise InputError(f"there is no file {place}: give FILE.py:NAME of a {kind}")
+            where = "" if Path(place).is_absolute() else f" in {os.getcwd()}"
+            raise InputError(f"there is no file {place}{where}: give FILE.py:NAME of a {kind}")
         name = f"fairwind_user_{path.stem}"
         known = sys.modules.get(name)
         if known is not None and getattr(known, "__file__", None) == str(path):
