@@ -68,7 +68,8 @@ def train(
                 written = len(lines)
             rate = simulation.round / max(simulation.seconds, 1e-9)
             shown = f"{rate:.1f}/s" if rate >= 0.5 else f"{1 / rate:.0f} s each"
-            bar.update(bar_task, completed=simulation.round, rate=shown, standing=_standing(simulation))
+            standing = _standing(simulation, short=console.width < 110)
+            bar.update(bar_task, completed=simulation.round, rate=shown, standing=standing)
             if simulation.ranks.any(stop.asked) and not simulation.done:
                 save()
                 stop.saved = True
@@ -127,7 +128,7 @@ def _bar(console: Console) -> Progress:
     )
 
 
-def _standing(simulation: Simulation) -> str:
+def _standing(simulation: Simulation, *, short: bool = False) -> str:
     """The newest average and worst 30 % of the run whose average is best."""
     newest = simulation.history[-len(simulation.runs) :]
     if not newest or newest[0]["round"] == 0:
@@ -136,6 +137,8 @@ def _standing(simulation: Simulation) -> str:
     if not known:
         return " average not finite"
     best = max(known, key=lambda line: simulation.scores[0].sign * line["avg"])
+    if short:
+        return f" {best['avg']:.4g}, worst 30 % {best['worst30']:.4g}"
     whose = f" ({best['algorithm']} leads)" if len(simulation.runs) > 1 else ""
     return f" average {best['avg']:.4g}, worst 30 % {best['worst30']:.4g}{whose}"
 
