@@ -220,7 +220,7 @@ def test_regression_works_with_targets_of_either_shape(loss: object) -> None:
     for shape in ((30,), (30, 1)):
         clients = [(each, (3 * each[:, 0]).view(shape)) for each in x]
         task = fw.Task(
-            nn.Linear(4, 1),
+            lambda: nn.Linear(4, 1),
             fw.Federation.from_clients(clients),
             loss=loss,
             score=fw.scores.r2,
@@ -229,6 +229,7 @@ def test_regression_works_with_targets_of_either_shape(loss: object) -> None:
         )
         found.append(fw.simulate(task, "fedavg", seed=1, progress=False).metrics["avg"])
     assert found[0] > 0.9
+    assert found[1] == pytest.approx(found[0])
 
 
 def test_what_is_no_loss_or_score_is_refused() -> None:

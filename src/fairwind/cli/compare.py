@@ -182,7 +182,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a comparison that was stopped or killed; it ends as if it never had been."""
+    """Go on with a comparison that was stopped or killed; the results are the same bits."""
 
     directory: tyro.conf.Positional[Path]
     """The comparison's directory."""
