@@ -93,6 +93,21 @@ def contribute(algorithm: Algorithm[Any, Sums], report: Report) -> tuple[Contrib
     return Contribution(torch.where(usable, part.coef, 0), sums), usable
 
 
+def step(
+    algorithm: Algorithm[State, Sums], x: Tensor, state: State, total: Tensor, sums: Sums
+) -> tuple[Tensor, State]:
+    """The server's step, in the types of model and state."""
+    new_x, stepped = algorithm.server(x, state, total, sums)
+    new_state = (new.to(old.dtype) for new, old in zip(stepped, state, strict=True))
+    return new_x.to(x.dtype), type(state)(*new_state)
+
+
+def finite(*tensors: Tensor) -> Tensor:
+    """Whether all their numbers are finite."""
+    ends = [end for tensor in tensors if tensor.numel() for end in torch.aminmax(tensor)]
+    return torch.stack([torch.isfinite(end) for end in ends]).all()
+
+
 def advance(
     algorithm: Algorithm[State, Sums], x: Tensor, state: State, total: Tensor, sums: Sums, clients: Tensor
 ) -> tuple[Tensor, State, Tensor]:
@@ -100,11 +115,7 @@ def advance(
 
     With no usable client, or if the step is not finite, model and state stay as they are.
     """
-    new_x, stepped = algorithm.server(x, state, total, sums)
-    new_x = new_x.to(x.dtype)
-    new_state = [new.to(old.dtype) for new, old in zip(stepped, state, strict=True)]
-    moved = clients > 0
-    for number in (new_x, *new_state):
-        moved = moved & torch.isfinite(number).all()
+    new_x, new_state = step(algorithm, x, state, total, sums)
+    moved = (clients > 0) & finite(new_x, *new_state)
     kept = (torch.where(moved, new, old) for new, old in zip(new_state, state, strict=True))
     return torch.where(moved, new_x, x), type(state)(*kept), moved

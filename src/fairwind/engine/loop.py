@@ -18,7 +18,7 @@ from fairwind.engine.executor import Outcome, Run
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import Order, Plan, Planner
 from fairwind.engine.workers import Workers
-from fairwind.layers.factored import add_gradients, factored
+from fairwind.layers.factored import add_gradients, factored, squared_norm, take_factors
 
 PROBED = 512  # samples that are probed at once
 BLOCK = 1 << 18  # numbers that are added up at once
@@ -52,6 +52,18 @@ class Learner:
         add_gradients(self.layers, -optimizer.param_groups[0]["lr"])
         optimizer.step()
         optimizer.zero_grad()
+
+    @torch.no_grad()
+    def gradient_norm(self, weights: list[nn.Parameter], found: dict[int, Tensor]) -> Tensor:
+        """The norm of gradients of weights, by their numbers, together with those left as factors."""
+        factors, squares = take_factors(self.layers), []
+        for i, weight in enumerate(weights):
+            product = factors.get(id(weight))
+            if product is not None and i in found:  # the weight is another layer's, too
+                found[i] = found[i] + (product[0].mT @ product[1])
+            elif product is not None:
+                squares.append(squared_norm(*product))
+        return torch.stack([_norm(list(found.values())).square(), *squares]).sum().sqrt()
 
 
 class Loop:
@@ -134,7 +146,7 @@ class Loop:
         loss, grad_norm = torch.full((2,), torch.nan, dtype=torch.float64, device=x.device)
         weights = learner.model.load(x)
         if probe != "none":
-            loss, grad_norm = self._probe(weights, learner.model, _samples(probed, job.entry, 1), probe)
+            loss, grad_norm = self._probe(weights, learner, _samples(probed, job.entry, 1), probe)
         with torch.random.fork_rng(range(torch.cuda.device_count()), enabled=self.randomness == "generator"):
             samples = _samples(order, job.entry, int(plan.epochs[job.entry]))
             self._steps(weights, learner, samples, plan, job)
@@ -149,22 +161,23 @@ class Loop:
         return Report(size, steps, rate, _norm([delta]), loss, loss0, grad_norm), delta
 
     def _probe(
-        self, weights: list[nn.Parameter], model: PlainModel, samples: Tensor, probe: Probe
+        self, weights: list[nn.Parameter], learner: Learner, samples: Tensor, probe: Probe
     ) -> tuple[Tensor, Tensor]:
         """The mean loss over the samples, and the norm of its gradient, if that is probed for."""
-        model.train(False)
+        learner.model.train(False)
         summed = torch.zeros((), dtype=torch.float64, device=samples.device)
-        gradient = None
+        found: dict[int, Tensor] = {}
         # In evaluation mode cuDNN's recurrent layers have no backward pass.
         cudnn = torch.backends.cudnn.flags(enabled=not self.recurrent)
         with torch.set_grad_enabled(probe == "gradient"), cudnn:
             for part in torch.split(samples, PROBED):
-                loss = self._pick(model.losses, part).sum()
+                loss = self._pick(learner.model.losses, part).sum()
                 summed += loss.detach()
                 if probe == "gradient":
-                    new = torch.autograd.grad(loss, weights, materialize_grads=True)
-                    gradient = new if gradient is None else torch._foreach_add(gradient, new)
-        norm = _norm(gradient) if gradient is not None else summed * torch.nan
+                    for i, new in enumerate(torch.autograd.grad(loss, weights, allow_unused=True)):
+                        if new is not None:
+                            found[i] = found[i].add_(new) if i in found else new
+        norm = learner.gradient_norm(weights, found) if probe == "gradient" else summed * torch.nan
         return summed / len(samples), norm / len(samples)
 
     def _steps(
@@ -223,4 +236,6 @@ class Sum:
 def _norm(parts: Sequence[Tensor]) -> Tensor:
     """The norm of all parts together."""
     blocks = [block for part in parts for block in torch.split(part.detach().reshape(-1), BLOCK)]
+    if not blocks:
+        return torch.zeros((), dtype=torch.float64)
     return torch.stack(torch._foreach_norm(blocks)).double().square().sum().sqrt()

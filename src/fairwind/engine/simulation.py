@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairwind.contract import advance, refuses
+from fairwind.contract import refuses
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
 from fairwind.engine.checkpoint import Checkpoint
@@ -26,6 +26,7 @@ from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import Planner
 from fairwind.engine.precision import products
 from fairwind.engine.ranks import ALONE, Ranks
+from fairwind.engine.server import Server
 from fairwind.engine.settings import Model, Settings, resolve
 from fairwind.engine.stacked import Stacked
 from fairwind.engine.workers import keep_memory, threads
@@ -74,6 +75,7 @@ class Simulation:
         states = [run.algorithm.init(x) for run, x in zip(self.runs, self.x, strict=True)]
         # Written in place, where the models are: none may be another's, or stay behind in a replayed round.
         self.states = [type(state)(*(t.to(self.x.device, copy=True) for t in state)) for state in states]
+        self.server = Server(self.runs, self.x, workers=self.settings.workers or 1)
         shape = len(self.runs), len(self.federation)
         self.loss0 = torch.full(shape, torch.nan, dtype=torch.float64, device=self.x.device)
         self.left_out, self.stalled = torch.zeros(2, shape[0], dtype=torch.int64, device=self.x.device)
@@ -168,7 +170,7 @@ class Simulation:
         stepped = []
         for r, run in enumerate(self.runs):
             sums = outcome.total[r], outcome.sums[r], outcome.used[r]
-            stepped.append(advance(run.algorithm, self.x[r], self.states[r], *sums))
+            stepped.append(self.server.advance(r, self.x[r], self.states[r], *sums))
             check_shapes(run.label, self.states[r], stepped[-1][1])
         for r, (x, state, moved) in enumerate(stepped):
             self.x[r] = x

@@ -1,7 +1,8 @@
 """Dense layers whose weight's gradient is never formed, for plain SGD in a loop over clients.
 
 That gradient is a product of the output's gradients and the inputs, as large as the weight. For a step of −η
-times the gradient the product can be added to the weight directly.
+times the gradient the product can be added to the weight directly, and its norm is that of a product of two
+small matrices.
 """
 
 from typing import Any
@@ -13,12 +14,12 @@ LARGE = 1 << 16  # numbers of a weight from which on it is worth it
 
 
 class FactoredLinear(nn.Linear):
-    """A linear layer that keeps the factors of its weight's gradient until `add_gradients`."""
+    """A linear layer that keeps the factors of its weight's gradient until they are asked for."""
 
     factors: list[tuple[Tensor, Tensor]]
 
     def forward(self, input: Tensor) -> Tensor:
-        if not (self.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
             return super().forward(input)
         out: Tensor = _Product.apply(input, self.weight, self)  # type: ignore[no-untyped-call]
         return out if self.bias is None else out + self.bias
@@ -55,7 +56,30 @@ def add_gradients(layers: list[FactoredLinear], scale: float) -> None:
     """Adds the gradients times `scale` to the weights."""
     for layer in layers:
         for d_out, x in layer.factors:
-            layer.weight.addmm_(
-                d_out.reshape(-1, d_out.shape[-1]).mT, x.reshape(-1, x.shape[-1]), alpha=scale
-            )
+            layer.weight.addmm_(_rows(d_out).mT, _rows(x), alpha=scale)
         layer.factors.clear()
+
+
+def take_factors(layers: list[FactoredLinear]) -> dict[int, tuple[Tensor, Tensor]]:
+    """The factors (N, out), (N, in) of the gradients, by the `id` of their weight; layers may share one."""
+    found: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    for layer in layers:
+        if layer.factors:
+            found.setdefault(id(layer.weight), []).extend(layer.factors)
+            layer.factors = []
+    return {
+        weight: (torch.cat([_rows(d_out) for d_out, _ in pairs]), torch.cat([_rows(x) for _, x in pairs]))
+        for weight, pairs in found.items()
+    }
+
+
+def squared_norm(d_out: Tensor, x: Tensor) -> Tensor:
+    """‖d_outᵀ·x‖², in float64; the product is not formed unless that is less work."""
+    if len(x) * (d_out.shape[1] + x.shape[1]) >= d_out.shape[1] * x.shape[1]:
+        return torch.linalg.vector_norm(d_out.mT @ x, dtype=torch.float64).square()
+    d_out, x = d_out.double(), x.double()  # sums may cancel
+    return ((d_out @ d_out.mT) * (x @ x.mT)).sum()
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])

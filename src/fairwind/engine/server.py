@@ -1,0 +1,92 @@
+"""The server's step on a CPU, block by block where each parameter is handled by itself.
+
+A step is some twenty operations, each of which would read and write vectors as long as the model. In blocks,
+what lies between them stays in the cache.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairwind.contract import AnyAlgorithm, Report, advance, contribute, finite, step
+from fairwind.engine.executor import Run
+from fairwind.engine.workers import Workers
+
+BLOCK = 1 << 18  # parameters
+LARGE = 1 << 20  # parameters from which on it is worth it
+
+
+class Server:
+    """The servers of all runs, which take their steps in place."""
+
+    def __init__(self, runs: Sequence[Run], models: Tensor, *, workers: int):
+        """For models (R, P)."""
+        self.runs = runs
+        large = models.device.type == "cpu" and models.shape[1] >= LARGE
+        self.in_blocks = [large and is_elementwise(run.algorithm, models.dtype) for run in runs]
+        self.workers = Workers([None] * (workers if any(self.in_blocks) else 1))
+
+    def advance(
+        self, r: int, x: Tensor, state: Any, total: Tensor, sums: Any, clients: Tensor
+    ) -> tuple[Tensor, Any, Tensor]:
+        """As `contract.advance` of run r's algorithm, to the bit."""
+        algorithm = self.runs[r].algorithm
+        if not self.in_blocks[r]:
+            return advance(algorithm, x, state, total, sums, clients)
+        new_x, new_state = torch.empty_like(x), type(state)(*map(torch.empty_like, state))
+
+        @torch.no_grad()
+        def work(begin: int, _: None) -> Tensor:
+            here = slice(begin, begin + BLOCK)
+            part = type(state)(*(old[here] if old.ndim else old for old in state))
+            found = step(algorithm, x[here], part, total[here], sums)
+            new_x[here] = found[0]
+            for new, value in zip(new_state, found[1], strict=True):
+                new[here if new.ndim else ()] = value
+            return finite(found[0], *found[1])
+
+        moved = torch.stack([clients > 0, *self.workers.map(work, range(0, len(x), BLOCK))]).all()
+        return (new_x, new_state, moved) if moved else (x, state, moved)
+
+
+def is_elementwise(algorithm: AnyAlgorithm, dtype: torch.dtype) -> bool:
+    """Whether a server handles each parameter by itself, whatever the length of the model."""
+    x = torch.linspace(-1, 1, 5, dtype=dtype)
+    first, last = x[:3], x[3:]
+    one = torch.ones((), dtype=torch.float64)
+    try:
+        sums = contribute(algorithm, Report(*[one] * len(Report._fields)))[0].sums
+        with Operations() as seen:
+            whole, begin, end = (
+                algorithm.server(p, algorithm.init(p), p.double(), sums)[0] for p in (x, first, last)
+            )
+        vectors = {tuple(old.shape) for old in algorithm.init(x)} <= {(5,), ()}
+    except Exception:  # whatever an algorithm makes of such numbers
+        return False
+    return vectors and seen.pointwise and torch.equal(whole, torch.cat([begin, end]))
+
+
+class Operations(TorchDispatchMode):
+    """Within, sees whether all operations on vectors are pointwise."""
+
+    pointwise = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        vectors = any(isinstance(t, Tensor) and t.ndim for t in tree_leaves((args, kwargs, found)))
+        self.pointwise &= not vectors or torch.Tag.pointwise in func.tags or func in ALSO
+        return found
+
+
+ALSO = {
+    torch.ops.aten._to_copy.default,
+    torch.ops.aten.clone.default,
+    torch.ops.aten.detach.default,
+    torch.ops.aten.zeros_like.default,
+    torch.ops.aten.ones_like.default,
+    torch.ops.aten.full_like.default,
+}
