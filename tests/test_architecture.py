@@ -31,7 +31,7 @@ ENGINE = (
     ("precision", "workers", "ranks", "layout", "losses", "graphs", "solver", "checkpoint", "curves"),
     ("settings", "plain", "gradients", "plan"),
     ("model", "ragged", "executor"),
-    ("steps", "choice", "evaluate", "checks"),
+    ("steps", "choice", "evaluate", "checks", "server"),
     ("workspace", "compiling", "loop"),
     ("sums", "cutting"),
     ("stacked",),

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fairwind.contract import AnyAlgorithm, Report, advance, contribute, finite, step
 from fairwind.engine.executor import Run
 from fairwind.engine.workers import Workers
+from fairwind.layers.pointwise import Operations
 
 BLOCK = 1 << 18  # parameters
 LARGE = 1 << 20  # parameters from which on it is worth it
@@ -68,25 +67,3 @@ def is_elementwise(algorithm: AnyAlgorithm, dtype: torch.dtype) -> bool:
     except Exception:  # whatever an algorithm makes of such numbers
         return False
     return vectors and seen.pointwise and torch.equal(whole, torch.cat([begin, end]))
-
-
-class Operations(TorchDispatchMode):
-    """Within, sees whether all operations on vectors are pointwise."""
-
-    pointwise = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        vectors = any(isinstance(t, Tensor) and t.ndim for t in tree_leaves((args, kwargs, found)))
-        self.pointwise &= not vectors or torch.Tag.pointwise in func.tags or func in ALSO
-        return found
-
-
-ALSO = {
-    torch.ops.aten._to_copy.default,
-    torch.ops.aten.clone.default,
-    torch.ops.aten.detach.default,
-    torch.ops.aten.zeros_like.default,
-    torch.ops.aten.ones_like.default,
-    torch.ops.aten.full_like.default,
-}

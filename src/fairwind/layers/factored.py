@@ -76,9 +76,11 @@ def take_factors(layers: list[FactoredLinear]) -> dict[int, tuple[Tensor, Tensor
 def squared_norm(d_out: Tensor, x: Tensor) -> Tensor:
     """‖d_outᵀ·x‖², in float64; the product is not formed unless that is less work."""
     if len(x) * (d_out.shape[1] + x.shape[1]) >= d_out.shape[1] * x.shape[1]:
-        return torch.linalg.vector_norm(d_out.mT @ x, dtype=torch.float64).square()
-    d_out, x = d_out.double(), x.double()  # sums may cancel
-    return ((d_out @ d_out.mT) * (x @ x.mT)).sum()
+        square: Tensor = torch.linalg.vector_norm(d_out.mT @ x, dtype=torch.float64).square()
+    else:
+        d_out, x = d_out.double(), x.double()  # sums may cancel
+        square = ((d_out @ d_out.mT) * (x @ x.mT)).sum()
+    return square
 
 
 def _rows(x: Tensor) -> Tensor:
