@@ -43,6 +43,7 @@ def fork(act: Callable[[], object], folder: Path) -> Ended:
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: SIM115
             warnings.simplefilter("default")
+            warnings.showwarning = _say  # pytest has put its own in place
             act()
             code = 0
         except SystemExit as stop:
@@ -55,6 +56,10 @@ def fork(act: Callable[[], object], folder: Path) -> Ended:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     return Ended(os.waitstatus_to_exitcode(status), *(path.read_text() for path in said))
+
+
+def _say(message: Warning | str, *_: object) -> None:
+    print(message, file=sys.stderr)
 
 
 def command(*words: object) -> Callable[[], object]:

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairwind.aggregation import advance, contribute
 from fairwind.algorithms import REGISTRY
-from fairwind.contract import Report, advance, contribute
+from fairwind.contract import Report
 from fairwind.testing import P, reports, total
 
 pytestmark = pytest.mark.parametrize("name", REGISTRY)

@@ -6,7 +6,8 @@ import torch
 
 from conftest import Point, half_square, points
 from fairwind import InputError, Settings, Solver, algorithms
-from fairwind.contract import Report, advance, contribute
+from fairwind.aggregation import advance, contribute
+from fairwind.contract import Report
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fairwind import algorithms
-from fairwind.contract import AnyAlgorithm, Report, contribute
+from fairwind.aggregation import contribute
+from fairwind.contract import AnyAlgorithm, Report
 
 K, P, ROUNDS, LR = 6, 4, 12, 0.05
 

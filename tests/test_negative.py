@@ -6,7 +6,7 @@ from torch import Tensor
 
 from conftest import DEVICE, make_model
 from fairwind import Federation, InputError, Settings, Solver, algorithms
-from fairwind.contract import refuses
+from fairwind.aggregation import refuses
 from fairwind.engine.executor import Run
 from fairwind.engine.losses import cross_entropy
 from fairwind.engine.simulation import Simulation

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairwind import algorithms
-from fairwind.contract import Algorithm, AnyAlgorithm, Contribution, Report, Stateless, advance
+from fairwind.aggregation import advance
+from fairwind.contract import Algorithm, AnyAlgorithm, Contribution, Report, Stateless
 from fairwind.engine import loop, server
 from fairwind.engine.executor import Run
 from fairwind.engine.server import Server, is_elementwise

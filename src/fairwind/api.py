@@ -11,7 +11,7 @@ from typing import Any
 from fairwind import setups
 from fairwind.algorithms import REGISTRY
 from fairwind.comparison import Comparison, Result, load, of_simulation
-from fairwind.contract import Algorithm, AnyAlgorithm
+from fairwind.contract import AnyAlgorithm, is_algorithm
 from fairwind.directory import RunDirectory, damaged
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
@@ -151,7 +151,7 @@ def compare(
         workers=workers,
     )
     recipe = Recipe(task.source or task.name, tuple(own), tuple(seeds), settings)
-    given = {label: algorithm for label, algorithm in own.items() if isinstance(algorithm, Algorithm)}
+    given = {label: algorithm for label, algorithm in own.items() if is_algorithm(algorithm)}
     replace(recipe, own=dict.fromkeys(given, "")).check()
     console = messages() if progress else None
     path = None if out is None else Path(out)
@@ -201,17 +201,17 @@ def labelled(given: Algorithms) -> dict[str, AnyAlgorithm | str]:
     """Algorithms by their labels: a spec is its own, an algorithm made here is its name and parameters."""
     if isinstance(given, Mapping):
         for label, algorithm in given.items():
-            if not isinstance(algorithm, str | Algorithm):
+            if not (isinstance(algorithm, str) or is_algorithm(algorithm)):
                 raise _no_algorithm(algorithm)
             if isinstance(algorithm, str) and algorithm != label:
                 raise InputError(
                     f"{algorithm!r} is a spec, which is its own name; to call it {label!r} give the algorithm"
                 )
         return dict(given)
-    several = [given] if isinstance(given, str | Algorithm) else list(given)
+    several: Any = [given] if isinstance(given, str) or is_algorithm(given) else list(given)
     found: dict[str, AnyAlgorithm | str] = {}
     for algorithm in several:
-        if not isinstance(algorithm, str | Algorithm):
+        if not (isinstance(algorithm, str) or is_algorithm(algorithm)):
             raise _no_algorithm(algorithm)
         label = algorithm if isinstance(algorithm, str) else algorithm.name
         if not label:

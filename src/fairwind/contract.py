@@ -5,10 +5,19 @@ turns them into a coefficient for the client's update and a few more numbers to 
 (`Contribution`). The executor forms the sums over clients, and the algorithm's `server` turns them
 into the next model. Nothing else is shared, so the same algorithm runs in the stacked engine, in a
 plain loop, in a real federation and under secure aggregation, which can only see sums.
+
+That is an `Algorithm`. A method that needs more is of another type, which says what it needs:
+
+- `LocalAlgorithm`: clients bend their local steps (FedProx).
+- `MemoryAlgorithm`: each client keeps a vector, too (SCAFFOLD).
+- `GradientAlgorithm`: the clients' mean full gradient is summed as well (Mime).
+- `PersonalAlgorithm`: each client trains a model of its own beside the global one (Ditto).
+- `CohortAlgorithm`: the server weighs clients having seen all their reports (AFL),
+- `GramAlgorithm`: and the inner products of their updates (FedMGDA+).
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,7 +62,133 @@ class Algorithm(NamedTuple, Generic[State, Sums]):
     """What results are called by; of the algorithms here it says the parameters, too."""
 
 
-AnyAlgorithm = Algorithm[Any, Any]
+class Local(NamedTuple, Generic[State]):
+    """How a client's steps are bent: they go down s(ℓ)·g + μ·(y − x) + u, not down the gradient g.
+
+    y is the client's model, x the one it received, and ℓ the mean loss of the batch.
+    """
+
+    scale: float | Callable[[Tensor], Tensor] = 1.0  # s, a number or elementwise over clients
+    pull: float = 0.0  # μ
+    shared: Callable[[State], Tensor] | None = None  # what the server adds to u, the same for all clients
+
+
+class LocalAlgorithm(NamedTuple, Generic[State, Sums]):
+    """An algorithm whose clients bend their local steps."""
+
+    init: Callable[[Tensor], State]
+    client: Callable[[Report], Contribution[Sums]]
+    server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]
+    probe: Probe
+    local: Local[State]
+    name: str = ""
+
+
+class Change(NamedTuple):
+    """How a client's memory changes after training: by own·memory + shared·(the server's u) + update·δ."""
+
+    own: float | Tensor = 0.0
+    shared: float | Tensor = 0.0
+    update: float | Tensor = 0.0
+
+
+class Memory(NamedTuple):
+    """A vector (P,) that each client keeps from round to round; at first it is zero."""
+
+    factor: float  # it is added to u, times this
+    change: Callable[[Report], Change]  # elementwise over clients
+
+
+class MemoryAlgorithm(NamedTuple, Generic[State, Sums]):
+    """An algorithm whose clients keep a vector; the server is given the sum of its changes, too."""
+
+    init: Callable[[Tensor, int], State]  # x_0, and how many clients there are -> state
+    client: Callable[[Report], Contribution[Sums]]
+    server: Callable[[Tensor, State, Tensor, Sums, Tensor], tuple[Tensor, State]]  # …, Σ change (P,)
+    probe: Probe
+    local: Local[State]
+    memory: Memory
+    name: str = ""
+
+
+class GradientAlgorithm(NamedTuple, Generic[State, Sums]):
+    """An algorithm whose server is given the mean full gradient at x, too: (1/ΣS)·Σ S_k·∇F_k(x).
+
+    Where steps are `corrected`, their gradient is g(y) − g(x) + that mean, both g on the same batch.
+    """
+
+    init: Callable[[Tensor], State]
+    client: Callable[[Report], Contribution[Sums]]
+    server: Callable[[Tensor, State, Tensor, Sums, Tensor], tuple[Tensor, State]]  # …, mean gradient (P,)
+    local: Local[State]  # whose scale is a number, if steps are corrected
+    corrected: bool = False
+    probe: Probe = "gradient"
+    name: str = ""
+
+
+class PersonalAlgorithm(NamedTuple, Generic[State, Sums]):
+    """An algorithm beside which each client trains a model v of its own, down ∇F_k(v) + λ·(v − x)."""
+
+    init: Callable[[Tensor], State]
+    client: Callable[[Report], Contribution[Sums]]
+    server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]
+    probe: Probe
+    pull: float  # λ
+    name: str = ""
+
+
+class Cohort(NamedTuple):
+    """The usable clients of a round."""
+
+    client: Tensor  # (n,) their numbers among all clients
+    report: Report  # of (n,) tensors
+
+
+class CohortAlgorithm(NamedTuple, Generic[State]):
+    """An algorithm whose server sees all reports of a round before it weighs the clients."""
+
+    init: Callable[[Tensor, int], State]  # x_0, and how many clients there are -> state
+    weigh: Callable[[State, Cohort], tuple[Tensor, State]]  # -> coefficients of their updates (n,), new state
+    server: Callable[[Tensor, State, Tensor], tuple[Tensor, State]]  # x, state, Σcoef·δ (float64)
+    probe: Probe
+    also: Callable[[State], Tensor] | None = None  # a further model (P,) to be evaluated: an average
+    name: str = ""
+
+
+class GramAlgorithm(NamedTuple, Generic[State]):
+    """The same for a server that sees the updates' inner products δᵢ·δⱼ (n, n), too."""
+
+    init: Callable[[Tensor, int], State]
+    weigh: Callable[[State, Cohort, Tensor], tuple[Tensor, State]]
+    server: Callable[[Tensor, State, Tensor], tuple[Tensor, State]]
+    probe: Probe
+    name: str = ""
+
+
+# What gives its clients' contributions one by one, to be summed
+SumAlgorithm = (
+    Algorithm[Any, Any]
+    | LocalAlgorithm[Any, Any]
+    | MemoryAlgorithm[Any, Any]
+    | GradientAlgorithm[Any, Any]
+    | PersonalAlgorithm[Any, Any]
+)
+SeeingAlgorithm = CohortAlgorithm[Any] | GramAlgorithm[Any]
+AnyAlgorithm = SumAlgorithm | SeeingAlgorithm
+TYPES = (
+    Algorithm,
+    LocalAlgorithm,
+    MemoryAlgorithm,
+    GradientAlgorithm,
+    PersonalAlgorithm,
+    CohortAlgorithm,
+    GramAlgorithm,
+)
+
+
+def is_algorithm(thing: object) -> TypeGuard[AnyAlgorithm]:
+    """Whether it is an algorithm of any type."""
+    return isinstance(thing, TYPES)
 
 
 class Stateless(NamedTuple):
@@ -63,59 +198,3 @@ class Stateless(NamedTuple):
 def nonnegative(loss: Tensor) -> Tensor:
     """A loss, NaN where it is negative: for formulas such as F^q, which mean nothing there."""
     return torch.where(loss < 0, torch.nan, loss)
-
-
-def refuses(algorithm: AnyAlgorithm, **values: float) -> bool:
-    """Whether a client cannot contribute whose report has these values, and otherwise could."""
-    one = torch.ones((), dtype=torch.float64)
-    usual = Report(*[one] * len(Report._fields))
-    changed = usual._replace(**{name: one * value for name, value in values.items()})
-
-    def finite(report: Report) -> bool:
-        part = algorithm.client(report)
-        return all(bool(torch.isfinite(number)) for number in (part.coef, *part.sums))
-
-    return finite(usual) and not finite(changed)
-
-
-def contribute(algorithm: Algorithm[Any, Sums], report: Report) -> tuple[Contribution[Sums], Tensor]:
-    """Each client's contribution, and which clients are usable; the others contribute exact zeros.
-
-    A client is usable if it took a step on at least one sample and all its numbers are finite. Its
-    update must still be masked by the caller (`where`, never 0·NaN): only norms are seen here.
-    """
-    part = algorithm.client(report)
-    measured = {"none": (), "loss": (report.loss,), "gradient": report[4:]}[algorithm.probe]
-    numbers = report.size, report.lr, report.update_norm, *measured, part.coef, *part.sums
-    finite = torch.isfinite(torch.stack([number.expand_as(report.size) for number in numbers])).all(0)
-    usable = finite & (report.size > 0) & ~(report.steps <= 0)
-    sums = type(part.sums)(*(torch.where(usable, s, 0) for s in part.sums))
-    return Contribution(torch.where(usable, part.coef, 0), sums), usable
-
-
-def step(
-    algorithm: Algorithm[State, Sums], x: Tensor, state: State, total: Tensor, sums: Sums
-) -> tuple[Tensor, State]:
-    """The server's step, in the types of model and state."""
-    new_x, stepped = algorithm.server(x, state, total, sums)
-    new_state = (new.to(old.dtype) for new, old in zip(stepped, state, strict=True))
-    return new_x.to(x.dtype), type(state)(*new_state)
-
-
-def finite(*tensors: Tensor) -> Tensor:
-    """Whether all their numbers are finite."""
-    ends = [end for tensor in tensors if tensor.numel() for end in torch.aminmax(tensor)]
-    return torch.stack([torch.isfinite(end) for end in ends]).all()
-
-
-def advance(
-    algorithm: Algorithm[State, Sums], x: Tensor, state: State, total: Tensor, sums: Sums, clients: Tensor
-) -> tuple[Tensor, State, Tensor]:
-    """The server's step, and whether it was taken.
-
-    With no usable client, or if the step is not finite, model and state stay as they are.
-    """
-    new_x, new_state = step(algorithm, x, state, total, sums)
-    moved = (clients > 0) & finite(new_x, *new_state)
-    kept = (torch.where(moved, new, old) for new, old in zip(new_state, state, strict=True))
-    return torch.where(moved, new_x, x), type(state)(*kept), moved

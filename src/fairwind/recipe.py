@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fairwind import algorithms, setups
+from fairwind.aggregation import first_state
 from fairwind.contract import AnyAlgorithm, Report
 from fairwind.engine.executor import Run
 from fairwind.engine.ranks import join
@@ -19,6 +20,7 @@ from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, unknown
 from fairwind.references import is_reference, load_algorithm
 from fairwind.task import Task
+from fairwind.testing import client_numbers, rehearse
 
 SOLVERS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "momentum": 0.0, "nesterov": False},
@@ -270,12 +272,11 @@ def algorithm_digest(algorithm: AnyAlgorithm) -> str:
         return torch.rand(*shape, generator=draw, dtype=torch.float64) + 0.5
 
     x = numbers(5)
-    state, found = algorithm.init(x), [repr(algorithm.probe)]
+    state, found = first_state(algorithm, x, 3), [repr(algorithm.probe)]
     for _ in range(2):
-        report = Report(*numbers(len(Report._fields), 3))
-        part = algorithm.client(report)
-        total = (part.coef[:, None] * numbers(3, 5)).sum(0)
-        x, state = algorithm.server(x, state, total, type(part.sums)(*(s.sum() for s in part.sums)))
-        for value in (part.coef, *part.sums, x, *state):
+        report, delta = Report(*numbers(len(Report._fields), 3)), numbers(3, 5)
+        computed = client_numbers(algorithm, state, report)
+        x, state, _ = rehearse(algorithm, x, state, report, delta)
+        for value in (*computed, x, *state):
             found += [f"{number:.9e}" for number in value.double().reshape(-1).tolist()]
     return hashlib.sha256(" ".join(found).encode()).hexdigest()

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fairwind.contract import Algorithm, AnyAlgorithm
+from fairwind.contract import AnyAlgorithm, is_algorithm
 from fairwind.errors import InputError, first_line, unknown
 from fairwind.task import Task
 
@@ -31,7 +31,7 @@ def load_task(text: str) -> Task:
 def load_algorithm(text: str) -> AnyAlgorithm:
     """The algorithm that a reference names; a function without arguments is called."""
     found = _load(text, "algorithm")
-    if not isinstance(found, Algorithm):
+    if not is_algorithm(found):
         raise InputError(
             f"{text} is a {type(found).__name__}, not an algorithm: make a fairwind.Algorithm(init, …)"
         )
@@ -45,7 +45,7 @@ def _load(text: str, kind: str) -> Any:
         public = [each for each in vars(module) if not each.startswith("_")]
         raise unknown(f"name in {place}", name, public)
     found = getattr(module, name)
-    if isinstance(found, Task | Algorithm) or not callable(found):
+    if isinstance(found, Task) or is_algorithm(found) or not callable(found):
         return found
     try:
         inspect.signature(found).bind()

@@ -1,14 +1,36 @@
 """For authors of algorithms: what the contract asks of one, checked by one call."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairwind.contract import Algorithm, AnyAlgorithm, Report, advance, contribute
+from fairwind.aggregation import advance, advance_seeing, contribute, first_state, usable_clients
+from fairwind.contract import (
+    Algorithm,
+    AnyAlgorithm,
+    Cohort,
+    CohortAlgorithm,
+    GradientAlgorithm,
+    GramAlgorithm,
+    Local,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+    Report,
+    SumAlgorithm,
+    is_algorithm,
+)
 
-P = 7  # parameters of the made-up models
+P, CLIENTS = 7, 6  # parameters of the made-up models, and clients
+
+
+class Round(NamedTuple):
+    """What a round leads to."""
+
+    x: Tensor
+    state: Any
+    moved: Tensor
 
 
 def check_algorithm(algorithm: AnyAlgorithm) -> None:
@@ -18,9 +40,12 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
     be formed in any grouping. Functions change nothing they are given, and depend on nothing else. The state
     keeps its shapes, and the model moves down where all clients agree.
     """
-    assert isinstance(algorithm, Algorithm), f"{algorithm!r} is not a fairwind.Algorithm"
+    assert is_algorithm(algorithm), f"{algorithm!r} is not a fairwind.Algorithm, or of another of its types"
     assert algorithm.probe in ("none", "loss", "gradient"), f"probe={algorithm.probe!r} is unknown"
-    for check in _CHECKS:
+    if not isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+        for check in _OF_SUMS:
+            check(algorithm)
+    for check in _OF_ALL:
         check(algorithm)
 
 
@@ -37,8 +62,58 @@ def reports(clients: int, seed: int) -> tuple[Report, Tensor]:
     return Report(size, steps, lr, delta.norm(dim=1), positive(), positive(), positive()), delta
 
 
+def rehearse(algorithm: AnyAlgorithm, x: Tensor, state: Any, report: Report, delta: Tensor) -> Round:
+    """A round of an algorithm of any type on made-up reports and updates δ (K, P) of all K clients.
+
+    Clients' memories are zero, and their mean gradient is the mean update.
+    """
+    if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+        usable = usable_clients(algorithm, report)
+        delta = delta[usable]
+        cohort = Cohort(usable.nonzero()[:, 0], Report(*(field[usable] for field in report)))
+        return Round(
+            *advance_seeing(
+                algorithm, x, state, cohort, lambda: delta @ delta.mT, lambda coef: coef.double() @ delta
+            )
+        )
+    more: tuple[Tensor, ...] = ()
+    usable = contribute(algorithm, report)[1]
+    if isinstance(algorithm, MemoryAlgorithm):
+        shared, change = algorithm.local.shared, algorithm.memory.change(report)
+        changes = change.shared * (0 if shared is None else shared(state)) + _column(change.update) * delta
+        more = (torch.where(usable[:, None], changes, 0).sum(0),)
+    elif isinstance(algorithm, GradientAlgorithm):
+        more = (torch.where(usable[:, None], delta, 0).mean(0),)
+    return Round(*advance(algorithm, x, state, *total(algorithm, report, delta), *more))
+
+
+def client_numbers(algorithm: AnyAlgorithm, state: Any, report: Report) -> list[Tensor]:
+    """All that clients compute by, as numbers."""
+    if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+        return []
+    part = algorithm.client(report)
+    found = [part.coef, *part.sums]
+    if isinstance(algorithm, PersonalAlgorithm):
+        return [*found, torch.tensor(algorithm.pull)]
+    if isinstance(algorithm, Algorithm):
+        return found
+    local = algorithm.local
+    scale = local.scale(report.loss) if callable(local.scale) else torch.tensor(local.scale)
+    found += [scale, torch.tensor(local.pull)]
+    if local.shared is not None:
+        found.append(local.shared(state))
+    if isinstance(algorithm, MemoryAlgorithm):
+        change = algorithm.memory.change(report)
+        found += [torch.as_tensor(number) for number in (algorithm.memory.factor, *change)]
+    return found
+
+
+def _column(numbers: float | Tensor) -> float | Tensor:
+    return numbers[:, None] if isinstance(numbers, Tensor) and numbers.ndim else numbers
+
+
 def total(
-    algorithm: AnyAlgorithm, report: Report, delta: Tensor
+    algorithm: SumAlgorithm, report: Report, delta: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
     """Σ coef·δ, the sums and the number of usable clients."""
     part, usable = contribute(algorithm, report)
@@ -48,7 +123,7 @@ def total(
 
 def _start(algorithm: AnyAlgorithm) -> tuple[Tensor, Any]:
     x = torch.randn(P, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return x, algorithm.init(x)
+    return x, first_state(algorithm, x, CLIENTS)
 
 
 def _flat(values: Any) -> Iterator[Tensor]:
@@ -66,7 +141,7 @@ def _same(one: Any, other: Any) -> bool:
     )
 
 
-def _elementwise(algorithm: AnyAlgorithm) -> None:
+def _elementwise(algorithm: SumAlgorithm) -> None:
     report, _ = reports(5, seed=1)
     together = algorithm.client(report)
     for number in (together.coef, *together.sums):
@@ -79,7 +154,7 @@ def _elementwise(algorithm: AnyAlgorithm) -> None:
         )
 
 
-def _any_grouping(algorithm: AnyAlgorithm) -> None:
+def _any_grouping(algorithm: SumAlgorithm) -> None:
     report, delta = reports(6, seed=2)
     groups = [(Report(*(f[part] for f in report)), delta[part]) for part in (slice(0, 2), slice(2, 6))]
     (t1, s1, n1), (t2, s2, n2) = (total(algorithm, *group) for group in groups)
@@ -87,11 +162,19 @@ def _any_grouping(algorithm: AnyAlgorithm) -> None:
     assert _same(total(algorithm, report, delta), joined), "sums over groups of clients do not add up"
 
 
-def _unusable_adds_nothing(algorithm: AnyAlgorithm) -> None:
-    fields = {"none": ("update_norm",), "loss": ("update_norm", "loss")}.get(
-        algorithm.probe, ("update_norm", "loss", "grad_norm")
-    )
-    for name in ("size", *fields):
+def _local_part_is_elementwise(algorithm: SumAlgorithm) -> None:
+    local = Local() if isinstance(algorithm, Algorithm | PersonalAlgorithm) else algorithm.local
+    if callable(local.scale):
+        losses = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
+        alone = torch.stack([local.scale(loss) for loss in losses])
+        assert torch.equal(local.scale(losses), alone), "a client's scale depends on the other clients"
+    if local.shared is not None:
+        x, state = _start(algorithm)
+        assert local.shared(state).shape == x.shape, "what the server shares is not of the model's shape"
+
+
+def _unusable_adds_nothing(algorithm: SumAlgorithm) -> None:
+    for name in ("size", *_needed(algorithm)):
         report, _ = reports(4, seed=3)
         spoilt = getattr(report, name).clone()
         spoilt[1] = 0 if name == "size" else torch.nan
@@ -100,25 +183,56 @@ def _unusable_adds_nothing(algorithm: AnyAlgorithm) -> None:
         assert all(number[1] == 0 for number in (part.coef, *part.sums)), f"a client without {name} counts"
 
 
+def _needed(algorithm: AnyAlgorithm) -> tuple[str, ...]:
+    """What a report must have."""
+    fields = {"none": ("update_norm",), "loss": ("update_norm", "loss")}
+    return fields.get(algorithm.probe, ("update_norm", "loss", "grad_norm"))
+
+
+def _absent_is_unusable(algorithm: AnyAlgorithm) -> None:
+    """Whoever is not usable might as well not be there."""
+    for name in ("size", *_needed(algorithm)):
+        report, delta = reports(CLIENTS, seed=3)
+        spoilt = getattr(report, name).clone()
+        spoilt[-1] = 0 if name == "size" else torch.nan
+        x, state = _start(algorithm)
+        found = rehearse(algorithm, x, state, report._replace(**{name: spoilt}), delta)
+        fewer = Report(*(field[:-1] for field in report))
+        assert _same(found, rehearse(algorithm, x, state, fewer, delta[:-1])), (
+            f"a client without {name} changes what becomes of the others"
+        )
+
+
 def _pure(algorithm: AnyAlgorithm) -> None:
-    report, delta = reports(3, seed=4)
+    report, delta = reports(CLIENTS, seed=4)
     x, state = _start(algorithm)
-    summed, sums, _ = total(algorithm, report, delta)
-    given = list(_flat((x, state, summed, sums, report)))
+    given = list(_flat((x, state, delta, report)))
     before = [t.clone() for t in given]
-    first = algorithm.server(x, state, summed, sums), algorithm.client(report)
-    assert _same(before, given), "client or server changes what it is given; return new tensors instead"
-    second = algorithm.server(x, state, summed, sums), algorithm.client(report)
-    assert _same(first, second), "client or server gives something else the second time"
+    first = rehearse(algorithm, x, state, report, delta)
+    assert _same(before, given), "a function changes what it is given; return new tensors instead"
+    second = rehearse(algorithm, x, state, report, delta)
+    assert _same(first, second), "a function gives something else the second time"
+
+
+def _any_order(algorithm: AnyAlgorithm) -> None:
+    report, delta = reports(CLIENTS, seed=8)
+    x, state = _start(algorithm)
+    order = torch.arange(CLIENTS - 1, -1, -1)
+    other = Report(*(field[order] for field in report))
+    found, turned = (
+        rehearse(algorithm, x, state, each, change).x
+        for each, change in ((report, delta), (other, delta[order]))
+    )
+    assert torch.allclose(found, turned, rtol=1e-9, atol=1e-12), "the order of clients matters"
 
 
 def _state_keeps_its_shapes(algorithm: AnyAlgorithm) -> None:
-    report, delta = reports(3, seed=5)
+    report, delta = reports(CLIENTS, seed=5)
     x, state = _start(algorithm)
     named = isinstance(state, tuple) and hasattr(state, "_fields")
     assert named, "the state is not a NamedTuple of tensors"
     for _ in range(3):
-        new_x, new, moved = advance(algorithm, x, state, *total(algorithm, report, delta))
+        new_x, new, moved = rehearse(algorithm, x, state, report, delta)
         assert moved, "the server's step from ordinary reports is not finite"
         assert new_x.shape == x.shape, f"the model's shape is {tuple(new_x.shape)} after a step"
         for name, old, value in zip(state._fields, state, new, strict=True):
@@ -127,29 +241,33 @@ def _state_keeps_its_shapes(algorithm: AnyAlgorithm) -> None:
 
 
 def _no_client_no_step(algorithm: AnyAlgorithm) -> None:
-    report, delta = reports(3, seed=6)
+    report, delta = reports(CLIENTS, seed=6)
     x, state = _start(algorithm)
-    broken = report._replace(update_norm=torch.full((3,), torch.nan, dtype=torch.float64))
-    new_x, new, moved = advance(algorithm, x, state, *total(algorithm, broken, delta))
+    broken = report._replace(update_norm=torch.full((CLIENTS,), torch.nan, dtype=torch.float64))
+    new_x, new, moved = rehearse(algorithm, x, state, broken, delta)
     stayed = not moved and torch.equal(new_x, x) and _same(new, state)
     assert stayed, "a round without clients moves the model"
 
 
 def _downwards(algorithm: AnyAlgorithm) -> None:
-    report, _ = reports(4, seed=7)
-    delta = torch.ones(4, P, dtype=torch.float64)
+    report, _ = reports(CLIENTS, seed=7)
+    delta = torch.ones(CLIENTS, P, dtype=torch.float64)
     report = report._replace(update_norm=delta.norm(dim=1))
     x = torch.zeros(P, dtype=torch.float64)
-    summed, sums, _ = total(algorithm, report, delta)
-    new_x, _ = algorithm.server(x, algorithm.init(x), summed, sums)
+    new_x = rehearse(algorithm, x, first_state(algorithm, x, CLIENTS), report, delta).x
     assert (new_x < 0).all(), "δ points down the gradient reversed: the model must move against it, x − …"
 
 
-_CHECKS: tuple[Callable[[AnyAlgorithm], None], ...] = (
+_OF_SUMS: tuple[Callable[[SumAlgorithm], None], ...] = (
     _elementwise,
     _any_grouping,
     _unusable_adds_nothing,
+    _local_part_is_elementwise,
+)
+_OF_ALL: tuple[Callable[[AnyAlgorithm], None], ...] = (
+    _absent_is_unusable,
     _pure,
+    _any_order,
     _state_keeps_its_shapes,
     _no_client_no_step,
     _downwards,

@@ -2,27 +2,33 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 from fairwind.algorithms import adafedadam as _adafedadam
+from fairwind.algorithms import ditto as _ditto
 from fairwind.algorithms import fedadam as _fedadam
 from fairwind.algorithms import fedavg as _fedavg
 from fairwind.algorithms import fednova as _fednova
+from fairwind.algorithms import fedprox as _fedprox
+from fairwind.algorithms import mime as _mime
 from fairwind.algorithms import qfedavg as _qfedavg
+from fairwind.algorithms import scaffold as _scaffold
 from fairwind.contract import AnyAlgorithm
 from fairwind.spec import call, parameters, with_parameters
 
 P = ParamSpec("P")
+A = TypeVar("A", bound=AnyAlgorithm)
 
 
-def _named(builder: Callable[P, AnyAlgorithm]) -> Callable[P, AnyAlgorithm]:
+def _named(builder: Callable[P, A]) -> Callable[P, A]:
     """The same builder; what it makes is named by its spec, as in "adafedadam:alpha=2"."""
     defaults = {name: default for name, (_, default) in parameters(builder).items()}
 
     @wraps(builder)
-    def build_named(*args: P.args, **given: P.kwargs) -> AnyAlgorithm:
+    def build_named(*args: P.args, **given: P.kwargs) -> A:
         changed = {name: value for name, value in given.items() if value != defaults.get(name)}
-        return builder(*args, **given)._replace(name=with_parameters(builder.__name__, **changed))
+        name = with_parameters(builder.__name__, **changed)
+        return builder(*args, **given)._replace(name=name)  # type: ignore[return-value]
 
     return build_named
 
@@ -32,8 +38,13 @@ fedadagrad = _named(_fedadam.fedadagrad)
 fedadam = _named(_fedadam.fedadam)
 fedavg = _named(_fedavg.fedavg)
 fednova = _named(_fednova.fednova)
+fedprox = _named(_fedprox.fedprox)
 fedyogi = _named(_fedadam.fedyogi)
+ditto = _named(_ditto.ditto)
+mime = _named(_mime.mime)
+mimelite = _named(_mime.mimelite)
 qfedavg = _named(_qfedavg.qfedavg)
+scaffold = _named(_scaffold.scaffold)
 
 REGISTRY: dict[str, Callable[..., AnyAlgorithm]] = {
     "fedavg": fedavg,
@@ -43,6 +54,11 @@ REGISTRY: dict[str, Callable[..., AnyAlgorithm]] = {
     "adafedadam": adafedadam,
     "fedyogi": fedyogi,
     "fedadagrad": fedadagrad,
+    "ditto": ditto,
+    "fedprox": fedprox,
+    "mime": mime,
+    "mimelite": mimelite,
+    "scaffold": scaffold,
 }
 
 PAPER = ("fedavg", "fedadam", "fednova", "qfedavg", "adafedadam")  # the paper's comparison

@@ -3,15 +3,17 @@
 import torch
 from torch import Tensor, nn
 
-from fairwind.contract import refuses
+from fairwind.aggregation import refuses
+from fairwind.contract import Algorithm, LocalAlgorithm
 from fairwind.data.federation import Federation
-from fairwind.engine.executor import Run
+from fairwind.engine.executor import Run, seeing
+from fairwind.engine.ranks import Ranks
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError, in_range, whole
 
 
-def check_runs(runs: list[Run], settings: Settings) -> None:
-    """Refuses seeds out of range, and an algorithm that needs what the solver cannot tell."""
+def check_runs(runs: list[Run], settings: Settings, ranks: Ranks) -> None:
+    """Refuses seeds out of range, and an algorithm that needs what the solver or torchrun does not give."""
     if not runs:
         raise InputError("there is nothing to run: name at least one algorithm and one seed")
     solver = settings.solver
@@ -19,11 +21,27 @@ def check_runs(runs: list[Run], settings: Settings) -> None:
     for run in runs:
         whole(0, seed=run.seed)
         in_range(0, 2**32, seed=run.seed)
+        if ranks.world > 1 and not isinstance(run.algorithm, Algorithm | LocalAlgorithm):
+            raise InputError(
+                f"{run.label} needs more of its clients than a sum, which ranks do not exchange: start it "
+                "without torchrun"
+            )
         if not tells_steps and refuses(run.algorithm, steps=torch.nan):
             raise InputError(
                 f"{run.label} weighs clients by their steps (‖a‖₁), which {solver.name} does not have: "
                 "take SGD, or another algorithm"
             )
+
+
+def check_room(runs: list[Run], numbers: int, budget: int) -> None:
+    """Refuses servers that see all updates of a round, of so many numbers, where these do not fit."""
+    together = len(seeing(runs)) * numbers
+    if together > budget:
+        label = runs[next(iter(seeing(runs)))].label
+        raise InputError(
+            f"{label} sees all updates of a round at once: {together / budget:.1f} times what memory= allows "
+            "for; take fewer clients_per_round, fewer such runs together, or more memory"
+        )
 
 
 def check_shapes(label: str, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:

@@ -1,17 +1,20 @@
 """Which rows go together: the rows of a round, cut into chunks within a budget of memory."""
 
+from collections.abc import Collection
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fairwind.engine.executor import Run
+from fairwind.engine.local import PASSES, trains
 from fairwind.engine.model import StackedModel
 from fairwind.engine.plan import Plan, Planner
 from fairwind.engine.ragged import Chunk, active_rows, chunk_of, chunks, dealt, evenly
 from fairwind.engine.ranks import Ranks
 
-Kind = Literal["training", "gradient", "loss"]  # what rows are at work for
+# What rows are at work for: ways of training, and probes
+Kind = Literal["training", "corrected", "personal", "gradient", "loss"]
 PROBES: tuple[Kind, ...] = ("gradient", "loss")
 WORTH = 1 << 24  # numbers that pass through steps, from which on several workers are faster than one
 
@@ -19,8 +22,22 @@ WORTH = 1 << 24  # numbers that pass through steps, from which on several worker
 class Cutter:
     """Knows the rows of a round: one for each client of each run."""
 
-    def __init__(self, model: StackedModel, planner: Planner, runs: list[Run], *, budget: int, workers: int):
-        """`budget` is how many numbers the rows of a chunk may hold together."""
+    def __init__(
+        self,
+        model: StackedModel,
+        planner: Planner,
+        runs: list[Run],
+        *,
+        budget: int,
+        workers: int,
+        apart: Collection[int] = (),
+        vectors: int = 0,
+    ):
+        """`budget` is how many numbers the rows of a chunk may hold together.
+
+        Of the runs `apart`, chunks say which rows are theirs. Rows have so many further `vectors`.
+        """
+        self.apart, self.vectors = apart, vectors
         self.model, self.planner, self.runs = model, planner, runs
         self.budget, self.workers = budget, workers
         self.on_gpu = planner.federation.device.type == "cuda"
@@ -30,7 +47,7 @@ class Cutter:
         typical = int(planner.probed(planner.federation.train).double().mean())
         probed = min(256 if self.on_gpu else 64, max(32, 1 << typical.bit_length() - 1))
         self.batch_sizes: dict[Kind, int] = dict.fromkeys(PROBES, probed)
-        self.batch_sizes["training"] = planner.solver.batch_size
+        self.batch_sizes |= dict.fromkeys(PASSES, planner.solver.batch_size)
         self.plan: Plan | None = None
         self.steps = 0  # of a round, in all
 
@@ -54,7 +71,7 @@ class Cutter:
 
     def rows(self, kind: Kind) -> Tensor:
         """The rows that are at work for something, those that should be in a chunk together side by side."""
-        asking = [kind in ("training", run.algorithm.probe) for run in self.runs]
+        asking = [trains(run, kind) if kind in PASSES else run.algorithm.probe == kind for run in self.runs]
         rows = torch.tensor(asking)[self.row_run].nonzero()[:, 0]
         rows = rows[torch.argsort(self._steps(kind, rows), descending=True, stable=True)]
         # Rows that take equally many steps leave the fewest to wait for; but a chunk pays for the sums of all
@@ -91,13 +108,15 @@ class Cutter:
         assert self.plan is not None
         entries, row_entry = torch.unique(self.row_entry[rows], return_inverse=True)
         bring = self.planner.federation.brought_to is not None
-        if kind == "training":
+        if kind in PASSES:
             selection = self.planner.training(self.plan, entries, bring=bring)
         else:
             selection = self.planner.probing(self.plan, entries, self.batch_sizes[kind], bring=bring)
         multiple = 1 if most_counts is None else -(-len(rows) // most_counts)
         counts = active_rows(self._steps(kind, rows), multiple)
-        return chunk_of(rows, self.row_run[rows], row_entry, selection, counts, self.batch_sizes[kind])
+        return chunk_of(
+            rows, self.row_run[rows], row_entry, selection, counts, self.batch_sizes[kind], self.apart
+        )
 
     def fixed(self, kind: Kind) -> int:
         """Numbers of a row, whatever its samples."""
@@ -105,12 +124,12 @@ class Cutter:
         # their gradients.
         model, kept = self.model, max(1, self.planner.solver.moments)
         activations = 2 * self.batch_sizes[kind] * model.per_sample
-        return (4 + kept) * model.layout.parameters + model.per_row + activations
+        return (4 + kept + self.vectors) * model.layout.parameters + model.per_row + activations
 
     def _steps(self, kind: Kind, rows: Tensor) -> Tensor:
         assert self.plan is not None
         entry = self.row_entry[rows]
-        if kind == "training":
+        if kind in PASSES:
             return self.plan.steps[entry]
         return -(-self.planner.probed(self.plan.size[entry]) // self.batch_sizes[kind])
 

@@ -30,12 +30,18 @@ class Dense(NamedTuple):
     value: Tensor  # (rows, *shape)
 
     def add_to(self, part: Tensor, scale: Tensor | None, active: Tensor | None) -> Product | None:
-        """Adds the gradient, times `scale` if given, to the rows that are `active` (rows,), or to all."""
-        value = self.value.to(part.dtype) if scale is None else scale * self.value.to(part.dtype)
+        """Adds the gradient, times `scale`, () or (rows,), to the rows that are `active`, or to all."""
+        value = self.value.to(part.dtype)
+        if scale is not None:
+            value = scale.view(-1, *[1] * (part.ndim - 1)) * value if scale.ndim else scale * value
         if active is not None:
             value = torch.where(active.view(-1, *[1] * (part.ndim - 1)), value, 0)
         part.add_(value)
         return None
+
+    def minus(self, other: "Gradient") -> "Gradient":
+        assert isinstance(other, Dense)
+        return Dense(self.value - other.value)
 
 
 class Factored(NamedTuple):
@@ -46,11 +52,18 @@ class Factored(NamedTuple):
 
     def add_to(self, part: Tensor, scale: Tensor | None, active: Tensor | None) -> Product | None:
         """What is to be added: it is left to the caller, outside compiled code."""
-        outputs, inputs = self.outputs if scale is None else scale * self.outputs, self.inputs
+        outputs, inputs = self.outputs, self.inputs
+        if scale is not None:
+            outputs = (scale[:, None, None] if scale.ndim else scale) * outputs
         if active is None:
             return Product(outputs, inputs)
         here = active[:, None, None]
         return Product(torch.where(here, outputs, 0), torch.where(here, inputs, 0))
+
+    def minus(self, other: "Gradient") -> "Gradient":
+        assert isinstance(other, Factored)
+        outputs = torch.cat([self.outputs, -other.outputs], dim=1)
+        return Factored(outputs, torch.cat([self.inputs, other.inputs], dim=1))
 
 
 Gradient = Dense | Factored

@@ -6,23 +6,33 @@ the model is large, each has all cores. The stacked executor is tested against i
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fairwind.contract import Probe, Report, contribute
+from fairwind.aggregation import contribute, usable_clients
+from fairwind.contract import (
+    CohortAlgorithm,
+    GradientAlgorithm,
+    GramAlgorithm,
+    Local,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+    Report,
+)
 from fairwind.counter import mix
 from fairwind.data.federation import Federation
-from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.executor import Outcome, Run, seeing
+from fairwind.engine.held import Held
+from fairwind.engine.learner import Bent, Learner, Sum, norm
+from fairwind.engine.local import local_part
+from fairwind.engine.memory import Memories, changed
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import Order, Plan, Planner
 from fairwind.engine.workers import Workers
-from fairwind.layers.factored import add_gradients, factored, squared_norm, take_factors
 
 PROBED = 512  # samples that are probed at once
-BLOCK = 1 << 18  # numbers that are added up at once
-FEW = 8  # clients
 LARGE = 1 << 20  # parameters from which on a model is large,
 LONG = 5e9  # and operations of a step, whose kernels then fill all cores
 
@@ -35,37 +45,6 @@ class Job(NamedTuple):
     client: int
 
 
-class Learner:
-    """A copy of the model that trains one client after another."""
-
-    def __init__(self, model: PlainModel, *, factors: bool):
-        """Where `factors` is set, gradients of large dense layers are added to the weights unformed."""
-        self.model = model
-        self.layers = factored(model.module) if factors else []
-
-    def step(self, optimizer: torch.optim.Optimizer, losses: Tensor, clip: float | None) -> None:
-        """One step down the mean of losses."""
-        torch.autograd.backward(losses.mean())
-        if clip is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, clip)
-        add_gradients(self.layers, -optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        optimizer.zero_grad()
-
-    @torch.no_grad()
-    def gradient_norm(self, weights: list[nn.Parameter], found: dict[int, Tensor]) -> Tensor:
-        """The norm of gradients of weights, by their numbers, together with those left as factors."""
-        factors, squares = take_factors(self.layers), []
-        for i, weight in enumerate(weights):
-            product = factors.get(id(weight))
-            if product is not None and i in found:  # the weight is another layer's, too
-                found[i] = found[i] + (product[0].mT @ product[1])
-            elif product is not None:
-                squares.append(squared_norm(*product))
-        return torch.stack([_norm(list(found.values())).square(), *squares]).sum().sqrt()
-
-
 class Loop:
     """Executes rounds one client at a time."""
 
@@ -75,10 +54,11 @@ class Loop:
         federation: Federation,
         planner: Planner,
         runs: list[Run],
+        memories: Memories,
         *,
         workers: int = 1,
     ):
-        self.federation, self.planner, self.runs = federation, planner, runs
+        self.federation, self.planner, self.runs, self.memories = federation, planner, runs, memories
         # Kernels of a large model fill all cores, and several large models do not fit into the cache; small
         # steps would wait for Python's lock. And PyTorch's generator belongs to all threads.
         self.threads = 1
@@ -87,10 +67,9 @@ class Loop:
             workers, self.threads = 1, workers
         elif model.randomness == "generator" or not model.fills_a_core(planner.solver.batch_size):
             workers = 1
-        on_cpu = federation.device.type == "cpu"
-        self.workers = Workers(
-            [Learner(model.another(), factors=on_cpu and planner.solver.plain) for _ in range(workers)]
-        )
+        self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
+        factors = federation.device.type == "cpu" and planner.solver.plain and not self.summing
+        self.workers = Workers([Learner(model.another(), factors=factors) for _ in range(workers)])
         self.layout, self.randomness = model.layout, model.randomness
         self.recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.module.modules())
 
@@ -109,7 +88,9 @@ class Loop:
             )
         return sum(int(self.plans[run.seed].steps.sum()) for run in self.runs)
 
-    def round(self, x: Tensor, loss0: Tensor, finish: Callable[[Outcome], None]) -> None:
+    def round(
+        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[Outcome], None]
+    ) -> None:
         jobs = [
             Job(r, entry, client)
             for r, run in enumerate(self.runs)
@@ -119,37 +100,110 @@ class Loop:
         used, left_out = torch.zeros(2, len(self.runs), dtype=torch.int64, device=x.device)
         lowest = torch.full((len(self.runs),), torch.inf, dtype=torch.float64, device=x.device)
         parts: list[list[tuple[Tensor, ...]]] = [[] for _ in self.runs]
+        held = {r: Held(each, lambda matrices: matrices[0]) for r, each in seeing(self.runs).items()}
+        probes, more = self._gradients(x, jobs)
 
         def train(job: Job, learner: Learner) -> tuple[Report, Tensor]:
-            probe = self.runs[job.run].algorithm.probe
-            return self._train(x[job.run], loss0[job.run, job.client], job, learner, probe)
+            own = x[job.run], states[job.run], more.get(job.run)
+            report, delta = self._train(*own, job, learner, probes.get(job))
+            if isinstance(self.runs[job.run].algorithm, PersonalAlgorithm):
+                self._train_personal(x[job.run], job, learner)
+            return report._replace(loss0=loss0[job.run, job.client]), delta
 
+        changes = {r: torch.zeros_like(x[r], dtype=torch.float64) for r in self._remembering()}
         for job, (report, delta) in zip(jobs, self.workers.map(train, jobs), strict=True):
-            r, loss = job.run, report.loss
-            part, usable = contribute(self.runs[r].algorithm, report)
-            if usable:
-                totals[r].add(float(part.coef), delta)
+            r, algorithm = job.run, self.runs[job.run].algorithm
+            if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+                usable = usable_clients(algorithm, report)
+                client = torch.tensor([job.client], device=x.device)
+                held[r].add(Report(*(field[None] for field in report)), client, [delta[None]])
+            else:
+                part, usable = contribute(algorithm, report)
+                parts[r].append(part.sums)
+                if usable and isinstance(algorithm, MemoryAlgorithm):
+                    changes[r] += self._remember(algorithm, job, report, states[r], delta)
+                if usable:
+                    totals[r].add(float(part.coef), delta)
             used[r] += usable
             left_out[r] += ~usable
-            lowest[r] = torch.fmin(lowest[r], loss)
-            parts[r].append(part.sums)
-        sums = [type(p[0])(*(torch.stack(each).sum() for each in zip(*p, strict=True))) for p in parts]
+            lowest[r] = torch.fmin(lowest[r], report.loss)
+        sums = [
+            type(p[0])(*(torch.stack(each).sum() for each in zip(*p, strict=True))) if p else None
+            for p in parts
+        ]
         total = torch.stack([each.flush() for each in totals])
-        finish(Outcome(total, sums, used, left_out, lowest))
+        finish(Outcome(total, sums, used, left_out, lowest, more | changes, held))
+
+    def _remembering(self) -> list[int]:
+        return [r for r, run in enumerate(self.runs) if isinstance(run.algorithm, MemoryAlgorithm)]
+
+    def _remember(
+        self, algorithm: MemoryAlgorithm[Any, Any], job: Job, report: Report, state: Any, delta: Tensor
+    ) -> Tensor:
+        """Lets a client remember; what its memory changed by (P,)."""
+        client = torch.tensor([job.client])
+        memory = self.memories.take(job.run, client)
+        shared = algorithm.local.shared(state).to(delta.dtype) if algorithm.local.shared else 0.0
+        here = torch.ones(1, dtype=torch.bool, device=delta.device)
+        change = changed(algorithm.memory.change(report), memory, shared, delta[None], here)
+        self.memories.put(job.run, client, memory + change, here)
+        return change[0]
+
+    def _gradients(
+        self, x: Tensor, jobs: list[Job]
+    ) -> tuple[dict[Job, tuple[Tensor, Tensor]], dict[int, Tensor]]:
+        """What clients of runs that sum gradients measure; and these runs' mean gradients (P,)."""
+        mine = [job for job in jobs if job.run in self.summing]
+        found: dict[Job, tuple[Tensor, Tensor]] = {}
+        total = {r: torch.zeros_like(x[r], dtype=torch.float64) for r in self.summing}
+        weight = dict.fromkeys(self.summing, 0.0)
+
+        def measure(job: Job, learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
+            gradient = torch.empty_like(x[job.run])
+            return *self._probe(learner.model.load(x[job.run]), learner, job, gradient), gradient
+
+        for job, (loss, size, gradient) in zip(mine, self.workers.map(measure, mine), strict=True):
+            found[job] = loss, size
+            if torch.isfinite(size):
+                samples = int(self.plans[self.runs[job.run].seed].size[job.entry])
+                total[job.run] += samples * gradient.double()
+                weight[job.run] += samples
+        return found, {r: each / max(1, weight[r]) for r, each in total.items()}
+
+    def _bent(
+        self, job: Job, x: Tensor, state: Any, mean: Tensor | None, weights: list[nn.Parameter]
+    ) -> Bent:
+        """What a client's steps are bent by."""
+        run = self.runs[job.run]
+        corrected = isinstance(run.algorithm, GradientAlgorithm) and run.algorithm.corrected
+        local = local_part(run, "training")
+        if local == Local() and not corrected and job.run not in self.memories.values:
+            return Bent()
+        w = -local.pull * x
+        if local.shared is not None:
+            w += local.shared(state).to(x.dtype)
+        if isinstance(run.algorithm, MemoryAlgorithm):
+            w += run.algorithm.memory.factor * self.memories.take(job.run, torch.tensor([job.client]))[0]
+        if corrected:
+            assert mean is not None
+            assert not callable(local.scale)
+            w += local.scale * mean.to(x.dtype)
+        return Bent(local, weights, self.layout.parts(w), self.layout.parts(x) if corrected else None)
 
     def _train(
-        self, x: Tensor, loss0: Tensor, job: Job, learner: Learner, probe: Probe
+        self,
+        x: Tensor,
+        state: Any,
+        mean: Tensor | None,
+        job: Job,
+        learner: Learner,
+        probed: tuple[Tensor, Tensor] | None,
     ) -> tuple[Report, Tensor]:
-        """A client probes, trains from x and reports; and its update δ (P,)."""
-        seed = self.runs[job.run].seed
-        plan, (order, probed) = self.plans[seed], self.orders[seed]
-        loss, grad_norm = torch.full((2,), torch.nan, dtype=torch.float64, device=x.device)
+        """A client probes, unless that is done, trains from x and reports; and its update δ (P,)."""
+        plan = self.plans[self.runs[job.run].seed]
         weights = learner.model.load(x)
-        if probe != "none":
-            loss, grad_norm = self._probe(weights, learner, _samples(probed, job.entry, 1), probe)
-        with torch.random.fork_rng(range(torch.cuda.device_count()), enabled=self.randomness == "generator"):
-            samples = _samples(order, job.entry, int(plan.epochs[job.entry]))
-            self._steps(weights, learner, samples, plan, job)
+        loss, grad_norm = probed or self._probe(weights, learner, job)
+        self._steps(weights, learner, job, self._bent(job, x, state, mean, weights))
         delta = torch.empty_like(x)
         with torch.no_grad():
             for part, before, after in zip(*map(self.layout.parts, (delta, x)), weights, strict=True):
@@ -158,14 +212,34 @@ class Loop:
         numbers = (plan.size[job.entry].double(), solver.accumulated(plan.steps[job.entry].double()))
         lr = torch.tensor(self.lr, dtype=torch.float64)
         size, steps, rate = (number.to(x.device) for number in (*numbers, lr))
-        return Report(size, steps, rate, _norm([delta]), loss, loss0, grad_norm), delta
+        return Report(
+            size, steps, rate, norm([delta]), loss, torch.full_like(loss, torch.nan), grad_norm
+        ), delta
+
+    def _train_personal(self, x: Tensor, job: Job, learner: Learner) -> None:
+        """A client trains the model that it keeps for itself."""
+        client = torch.tensor([job.client])
+        weights = learner.model.load(self.memories.take(job.run, client)[0])
+        local = local_part(self.runs[job.run], "personal")
+        self._steps(weights, learner, job, Bent(local, weights, self.layout.parts(-local.pull * x)))
+        new = torch.cat([weight.detach().reshape(-1) for weight in weights])[None]
+        self.memories.put(job.run, client, new, torch.isfinite(new).all(1))
 
     def _probe(
-        self, weights: list[nn.Parameter], learner: Learner, samples: Tensor, probe: Probe
+        self, weights: list[nn.Parameter], learner: Learner, job: Job, gradient: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The mean loss over the samples, and the norm of its gradient, if that is probed for."""
+        """The mean loss over a client's samples, and the norm of its gradient, as far as they are probed for.
+
+        The gradient itself is left in `gradient` (P,), if given.
+        """
+        probe = self.runs[job.run].algorithm.probe
+        device = self.federation.device
+        if probe == "none":
+            nothing = torch.full((2,), torch.nan, dtype=torch.float64, device=device)
+            return nothing[0], nothing[1]
+        samples = _samples(self.orders[self.runs[job.run].seed][1], job.entry, 1)
         learner.model.train(False)
-        summed = torch.zeros((), dtype=torch.float64, device=samples.device)
+        summed = torch.zeros((), dtype=torch.float64, device=device)
         found: dict[int, Tensor] = {}
         # In evaluation mode cuDNN's recurrent layers have no backward pass.
         cudnn = torch.backends.cudnn.flags(enabled=not self.recurrent)
@@ -177,23 +251,27 @@ class Loop:
                     for i, new in enumerate(torch.autograd.grad(loss, weights, allow_unused=True)):
                         if new is not None:
                             found[i] = found[i].add_(new) if i in found else new
-        norm = learner.gradient_norm(weights, found) if probe == "gradient" else summed * torch.nan
-        return summed / len(samples), norm / len(samples)
+        if gradient is not None:
+            for i, place in enumerate(self.layout.parts(gradient)):
+                place.copy_(found[i] / len(samples) if i in found else torch.zeros_like(place))
+        size = learner.gradient_norm(weights, found) if probe == "gradient" else summed * torch.nan
+        return summed / len(samples), size / len(samples)
 
-    def _steps(
-        self, weights: list[nn.Parameter], learner: Learner, samples: Tensor, plan: Plan, job: Job
-    ) -> None:
+    def _steps(self, weights: list[nn.Parameter], learner: Learner, job: Job, bent: Bent) -> None:
         """The client's steps, in place."""
-        model, solver = learner.model, self.planner.solver
+        model, solver, seed = learner.model, self.planner.solver, self.runs[job.run].seed
+        plan = self.plans[seed]
+        samples = _samples(self.orders[seed][0], job.entry, int(plan.epochs[job.entry]))
         model.train()
         optimizer = solver.build(weights, self.lr)
         epochs = torch.split(samples, int(plan.size[job.entry]))
         batches = (part for epoch in epochs for part in torch.split(epoch, solver.batch_size))
         key = int(plan.dropout_key[job.entry])
-        with torch.enable_grad():
+        draws = self.randomness == "generator"
+        with torch.enable_grad(), torch.random.fork_rng(range(torch.cuda.device_count()), enabled=draws):
             for step, part in enumerate(batches):
-                losses = self._pick(partial(model.training_losses, key=mix(key, step)), part)
-                learner.step(optimizer, losses, solver.clip)
+                losses = partial(self._pick, partial(model.training_losses, key=mix(key, step)), part)
+                learner.step(optimizer, losses, solver.clip, bent)
 
     def _pick(self, losses: Callable[..., Tensor], samples: Tensor) -> Tensor:
         return losses(*self.federation.at(samples))
@@ -203,39 +281,3 @@ def _samples(order: Order, entry: int, epochs: int) -> Tensor:
     """One entry's samples, epoch after epoch."""
     begin = int(order.base[entry])
     return order.samples[begin : begin + epochs * int(order.size[entry])]
-
-
-class Sum:
-    """Σ coef·δ in float64, of which a few terms at a time are added up in the updates' own type."""
-
-    def __init__(self, like: Tensor):
-        self.total = torch.zeros_like(like, dtype=torch.float64)
-        self.few: Tensor | None = None
-        self.terms, self.scale = 0, 1.0
-
-    def add(self, coef: float, update: Tensor) -> None:
-        """Takes the update over."""
-        if self.few is None or self.terms == FEW or not 1e-6 < abs(coef / self.scale) < 1e6:
-            self.flush()
-            if coef:
-                self.few, self.terms, self.scale = update, 1, coef
-            return
-        self.few.add_(update, alpha=coef / self.scale)
-        self.terms += 1
-
-    def flush(self) -> Tensor:
-        """The sum of all terms so far."""
-        if self.few is not None:
-            # In blocks whose copies in float64 stay in the cache
-            for total, few in zip(*(torch.split(t, BLOCK) for t in (self.total, self.few)), strict=True):
-                total.add_(few, alpha=self.scale)
-        self.few = None
-        return self.total
-
-
-def _norm(parts: Sequence[Tensor]) -> Tensor:
-    """The norm of all parts together."""
-    blocks = [block for part in parts for block in torch.split(part.detach().reshape(-1), BLOCK)]
-    if not blocks:
-        return torch.zeros((), dtype=torch.float64)
-    return torch.stack(torch._foreach_norm(blocks)).double().square().sum().sqrt()

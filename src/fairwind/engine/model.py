@@ -87,11 +87,13 @@ class StackedModel:
             setattr(other, name, copy.deepcopy(getattr(self, name)))
         return other
 
-    def gradients(self, parts: Parts, inputs: Any, targets: Any, mask: Tensor, key: Tensor) -> list[Gradient]:
-        """Each row's gradient of its mean loss over a batch (rows, B, ...)."""
+    def gradients(
+        self, parts: Parts, inputs: Any, targets: Any, mask: Tensor, key: Tensor
+    ) -> tuple[list[Gradient], Tensor]:
+        """Each row's gradient of its mean loss over a batch (rows, B, ...); and that loss (rows,)."""
         leaves, held = self._leaves(parts, mask)
-        found, _, seen = _gradients_of(self._mean_loss)(leaves, held, inputs, targets, mask, key)
-        return _gradients(found, seen)
+        found, losses, seen = _gradients_of(self._mean_loss)(leaves, held, inputs, targets, mask, key)
+        return _gradients(found, seen), losses
 
     def probes(self, parts: Parts, inputs: Any, targets: Any, mask: Tensor) -> tuple[list[Gradient], Tensor]:
         """Each row's gradient of its summed loss over a batch, without dropout; and the sums (rows,)."""
@@ -179,7 +181,7 @@ class StackedModel:
         stacked_inputs, stacked_targets = batch
         given = stacked_inputs, stacked_targets, mask
         key = torch.tensor([3, 4], device=device)
-        gradients = self.gradients(parts, *given, key)
+        gradients, _ = self.gradients(parts, *given, key)
         found = [g.value for g in gradients if isinstance(g, Dense)]
         self.probes(parts, *given)
         self.losses(parts, *given)
@@ -219,7 +221,7 @@ class StackedModel:
         keys = torch.zeros(2, dtype=torch.int64)
 
         def found() -> tuple[list[Gradient], list[Gradient]]:
-            return self.gradients(parts, *batch, keys), self.probes(parts, *batch)[0]
+            return self.gradients(parts, *batch, keys)[0], self.probes(parts, *batch)[0]
 
         exact = found()
         for i, layer in candidates.items():

@@ -1,5 +1,6 @@
 """Rows of unequal length: cut into chunks that fit into memory, in each of which the longest come first."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,11 @@ class Chunk(NamedTuple):
     batch_entry: Tensor  # (Σ counts,) which of the selection's entries it belongs to
     batch_places: Tensor  # (Σ counts, B) which of the ordered samples it takes
     padding: Tensor  # (Σ counts, B) −1 where these stand in for none, else 0
+    rows_of: dict[int, Tensor]  # which of the chunk's rows are a run's, for some runs
+
+    def clients(self, rows: Tensor) -> Tensor:
+        """The clients of some of the chunk's rows."""
+        return self.selection.client[self.row_entry[rows]]
 
     def samples(self, order: Order) -> Tensor:
         """The batches' samples (Σ counts, B), with all bits inverted, and thus negative, where padded."""
@@ -35,7 +41,13 @@ class Chunk(NamedTuple):
 
 
 def chunk_of(
-    rows: Tensor, row_run: Tensor, row_entry: Tensor, selection: Selection, counts: Tensor, batch_size: int
+    rows: Tensor,
+    row_run: Tensor,
+    row_entry: Tensor,
+    selection: Selection,
+    counts: Tensor,
+    batch_size: int,
+    apart: Collection[int] = (),
 ) -> Chunk:
     """A chunk of rows with their runs and entries, of whom the first so many take each step."""
     device = selection.entry.device
@@ -55,6 +67,7 @@ def chunk_of(
         batch_step,
         batch_entry,
         *places(selection, batch_entry, batch_step, batch_size),
+        {r: (row_run == r).nonzero()[:, 0].to(device) for r in apart if r in runs},
     )
 
 

@@ -10,10 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm, Report, advance, contribute, finite, step
-from fairwind.engine.executor import Run
+from fairwind.aggregation import advance, advance_seeing, contribute, finite, step
+from fairwind.contract import (
+    Algorithm,
+    CohortAlgorithm,
+    GramAlgorithm,
+    LocalAlgorithm,
+    PersonalAlgorithm,
+    Report,
+)
+from fairwind.engine.executor import Outcome, Run
 from fairwind.engine.workers import Workers
 from fairwind.layers.pointwise import Operations
+
+Summed = Algorithm[Any, Any] | LocalAlgorithm[Any, Any] | PersonalAlgorithm[Any, Any]
 
 BLOCK = 1 << 18  # parameters
 LARGE = 1 << 20  # parameters from which on it is worth it
@@ -26,16 +36,24 @@ class Server:
         """For models (R, P)."""
         self.runs = runs
         large = models.device.type == "cpu" and models.shape[1] >= LARGE
-        self.in_blocks = [large and is_elementwise(run.algorithm, models.dtype) for run in runs]
+        self.in_blocks = [
+            large
+            and isinstance(run.algorithm, Algorithm | LocalAlgorithm | PersonalAlgorithm)
+            and is_elementwise(run.algorithm, models.dtype)
+            for run in runs
+        ]
         self.workers = Workers([None] * (workers if any(self.in_blocks) else 1))
 
-    def advance(
-        self, r: int, x: Tensor, state: Any, total: Tensor, sums: Any, clients: Tensor
-    ) -> tuple[Tensor, Any, Tensor]:
-        """As `contract.advance` of run r's algorithm, to the bit."""
+    def advance(self, r: int, x: Tensor, state: Any, outcome: Outcome) -> tuple[Tensor, Any, Tensor]:
+        """Run r's next model and state, and whether these are new; as `aggregation.advance`, to the bit."""
         algorithm = self.runs[r].algorithm
+        if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+            held = outcome.held[r]
+            return advance_seeing(algorithm, x, state, held.cohort(), held.gram, held.summed)
+        more = (outcome.more[r],) if r in outcome.more else ()
+        total, sums, clients = outcome.total[r], outcome.sums[r], outcome.used[r]
         if not self.in_blocks[r]:
-            return advance(algorithm, x, state, total, sums, clients)
+            return advance(algorithm, x, state, total, sums, clients, *more)
         new_x, new_state = torch.empty_like(x), type(state)(*map(torch.empty_like, state))
 
         @torch.no_grad()
@@ -52,7 +70,10 @@ class Server:
         return (new_x, new_state, moved) if moved else (x, state, moved)
 
 
-def is_elementwise(algorithm: AnyAlgorithm, dtype: torch.dtype) -> bool:
+def is_elementwise(
+    algorithm: Algorithm[Any, Any] | LocalAlgorithm[Any, Any] | PersonalAlgorithm[Any, Any],
+    dtype: torch.dtype,
+) -> bool:
     """Whether a server handles each parameter by itself, whatever the length of the model."""
     x = torch.linspace(-1, 1, 5, dtype=dtype)
     first, last = x[:3], x[3:]

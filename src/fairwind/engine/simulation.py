@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairwind.contract import refuses
+from fairwind.aggregation import first_state, refuses
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
 from fairwind.engine.checkpoint import Checkpoint
-from fairwind.engine.checks import build, check_runs, check_shapes, check_shared, placed
+from fairwind.engine.checks import build, check_room, check_runs, check_shapes, check_shared, placed
 from fairwind.engine.choice import choose
 from fairwind.engine.compiling import compiler_found
 from fairwind.engine.curves import Curves
@@ -22,6 +22,7 @@ from fairwind.engine.evaluate import Pick, client_scores, split
 from fairwind.engine.executor import Executor, Outcome, Run
 from fairwind.engine.loop import Loop
 from fairwind.engine.losses import cross_entropy, per_sample
+from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import Planner
 from fairwind.engine.precision import products
@@ -55,7 +56,7 @@ class Simulation:
         self.ranks, self.runs = ranks, list(runs)
         self.scores = as_scores(score)
         self.settings = resolve(settings, ranks)
-        check_runs(self.runs, self.settings)
+        check_runs(self.runs, self.settings, ranks)
         if not federation.test.any():
             raise InputError("no client has test samples; give clients more samples or a smaller train share")
         models = {run.seed: build(model, run.seed) for run in self.runs}
@@ -72,11 +73,12 @@ class Simulation:
 
         start = {seed: self.layout.flatten(m).to(self.settings.device) for seed, m in models.items()}
         self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
-        states = [run.algorithm.init(x) for run, x in zip(self.runs, self.x, strict=True)]
+        clients = len(self.federation)
+        states = [first_state(run.algorithm, x, clients) for run, x in zip(self.runs, self.x, strict=True)]
         # Written in place, where the models are: none may be another's, or stay behind in a replayed round.
         self.states = [type(state)(*(t.to(self.x.device, copy=True) for t in state)) for state in states]
         self.server = Server(self.runs, self.x, workers=self.settings.workers or 1)
-        shape = len(self.runs), len(self.federation)
+        shape = len(self.runs), clients
         self.loss0 = torch.full(shape, torch.nan, dtype=torch.float64, device=self.x.device)
         self.left_out, self.stalled = torch.zeros(2, shape[0], dtype=torch.int64, device=self.x.device)
         self.lowest = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=self.x.device)
@@ -99,11 +101,13 @@ class Simulation:
         self.planner = Planner(
             self.federation, s.solver, s.participation, s.clients_per_round, s.probe_samples
         )
-        given = self.federation, self.planner, self.runs
+        budget = max(1, int(s.memory * 2**30 / self.x.element_size()))
+        check_room(self.runs, self.planner.participants * self.x.shape[1], budget)
+        self.memories = Memories(self.runs, self.x, len(self.federation), room=budget)
+        given = self.federation, self.planner, self.runs, self.memories
         if self.choice.stacked is None:
             self.settings = replace(s, compile="off")
             return Loop(self.plain, *given, workers=s.workers)
-        budget = max(1, int(s.memory * 2**30 / self.x.element_size()))
         stacked = Stacked(self.choice.stacked, *given, budget=budget, workers=s.workers, ranks=self.ranks)
         if s.compile == "auto":
             worth = s.rounds * stacked.saves() >= COMPILING[self.x.device.type]
@@ -158,7 +162,7 @@ class Simulation:
         began = time.perf_counter()
         with self._threads(self.executor.threads), products(self.settings.precision, self.x.device):
             self.client_steps += self.executor.prepare(self.round)
-            self.executor.round(self.x, self.loss0, self._advance)
+            self.executor.round(self.x, self.loss0, self.states, self._advance)
         self.round += 1
         if self.round % self.settings.eval_every == 0 or self.done:
             self.evaluate()
@@ -169,8 +173,7 @@ class Simulation:
         """The servers' steps, in place."""
         stepped = []
         for r, run in enumerate(self.runs):
-            sums = outcome.total[r], outcome.sums[r], outcome.used[r]
-            stepped.append(self.server.advance(r, self.x[r], self.states[r], *sums))
+            stepped.append(self.server.advance(r, self.x[r], self.states[r], outcome))
             check_shapes(run.label, self.states[r], stepped[-1][1])
         for r, (x, state, moved) in enumerate(stepped):
             self.x[r] = x
@@ -248,6 +251,7 @@ class Simulation:
     def _tensors(self) -> dict[str, Tensor]:
         names = "x", "loss0", "left_out", "stalled", "lowest"
         tensors = {name: getattr(self, name) for name in names}
+        tensors |= {f"memory.{r}": kept for r, kept in self.memories.values.items()}
         for r, state in enumerate(self.states):
             tensors |= {f"state.{r}.{name}": value for name, value in state._asdict().items()}
         return tensors

@@ -5,7 +5,7 @@ They go through in chunks that fit into memory; what leaves a chunk is a sum.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,13 +17,16 @@ from fairwind.data.federation import Federation
 from fairwind.engine.compiling import Driver, Library, compiled_for_gpu
 from fairwind.engine.cutting import PROBES, Cutter, Kind
 from fairwind.engine.executor import Outcome, Run, over_ranks
+from fairwind.engine.further import Further, MeanGradient, Trained
 from fairwind.engine.graphs import Graphs, out_of_memory, recording
+from fairwind.engine.local import PASSES, Bend, Locals, Pass
+from fairwind.engine.memory import Memories
 from fairwind.engine.model import StackedModel
 from fairwind.engine.plan import Planner
 from fairwind.engine.ragged import Chunk
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.steps import Rows, gradient_step, loss_step, train_step
-from fairwind.engine.sums import Partial, Totals, by_algorithm, contributions
+from fairwind.engine.sums import Totals, by_algorithm, contributions, norms
 from fairwind.engine.workers import Workers
 from fairwind.engine.workspace import Workspace
 from fairwind.errors import InputError, first_line
@@ -44,6 +47,7 @@ class Stacked:
         federation: Federation,
         planner: Planner,
         runs: list[Run],
+        memories: Memories,
         *,
         budget: int,
         workers: int = 1,
@@ -52,7 +56,14 @@ class Stacked:
         """`budget` is how many numbers the rows of a chunk may hold together."""
         self.model, self.planner, self.runs, self.threads = model, planner, runs, 1
         self.device, self.ranks = federation.device, ranks
-        self.cutter = Cutter(model, planner, runs, budget=budget, workers=workers)
+        like = torch.empty(0, dtype=model.dtype, device=self.device)
+        found = [Locals(runs, way, like) for way in PASSES]
+        self.locals: dict[Pass, Locals] = {each.way: each for each in found if each.parts}
+        self.further = Further(model.layout, memories, runs, federation.train.to(self.device))
+        vectors = max(each.rules.bent + each.rules.corrected for each in self.locals.values())
+        self.cutter = Cutter(
+            model, planner, runs, budget=budget, workers=workers, apart=self.further.apart, vectors=vectors
+        )
         self.algorithms = by_algorithm(runs)
         self.step_graphs, self.round_graphs = Graphs(self.device), Graphs(self.device)
         models = [model, *(model.another() for _ in range(workers - 1))]
@@ -68,18 +79,22 @@ class Stacked:
         self.uncompiled = False  # and is to be compiled
         # A round that repeats is recorded as a whole: then its chunks are kept, and its steps not recorded.
         self.records = self.round_graphs.on
-        self.whole_rounds = self.records and planner.repeats and ranks.world == 1 and not hosted
+        plain = not (hosted or self.further.seeing or memories.on_host)
+        self.whole_rounds = self.records and planner.repeats and ranks.world == 1 and plain
         self.step_graphs.on &= not self.whole_rounds
 
     def _workspaces(self, model: StackedModel, data: tuple[Any, Any]) -> Workspaces:
         solver, sizes = self.planner.solver, self.cutter.batch_sizes
         trained = model, data, sizes["training"], self.step_graphs
         probed = model, data, sizes["loss"], self.step_graphs
-        return {
-            "training": Workspace(train_step(model, solver), *trained, kept=solver.moments, casts=True),
+        made: Workspaces = {
             "gradient": Workspace(gradient_step(model), *probed, kept=1, casts=True),
             "loss": Workspace(loss_step(model), *probed),
         }
+        for way, local in self.locals.items():
+            step = train_step(model, solver, local.rules)
+            made[way] = Workspace(step, *trained, kept=solver.moments, casts=True, rules=local.rules)
+        return made
 
     def compile(self) -> None:
         """Compiles the steps before the first round."""
@@ -88,7 +103,7 @@ class Stacked:
     def _compile(self) -> None:
         """Compiles the steps that will be taken; one that cannot be runs as it is, with a warning."""
         self.uncompiled = False
-        needed = {"training", *(run.algorithm.probe for run in self.runs)}
+        needed = {*self.locals, *(run.algorithm.probe for run in self.runs)}
         for kind, first in self.workers.states[0].items():
             if kind not in needed:
                 continue
@@ -134,38 +149,56 @@ class Stacked:
         self.lr.fill_(self.planner.solver.rate(round))
         return steps
 
-    def round(self, x: Tensor, loss0: Tensor, finish: Callable[[Outcome], None]) -> None:
+    def round(
+        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[Outcome], None]
+    ) -> None:
         if not self.whole_rounds:
-            return finish(self._outcome(x, loss0))
-        self.round_graphs.do("a round", lambda: finish(self._outcome(x, loss0)))
+            return finish(self._outcome(x, loss0, states))
+        self.round_graphs.do("a round", lambda: finish(self._outcome(x, loss0, states)))
         if self.ran_short:  # its chunks will be others
             self.round_graphs.forget()
         return None
 
     @torch.no_grad()
-    def _outcome(self, x: Tensor, loss0: Tensor) -> Outcome:
+    def _outcome(self, x: Tensor, loss0: Tensor, states: Sequence[Any]) -> Outcome:
         layout, rows = self.model.layout, len(self.cutter.row_run)
         models = layout.as_matrices(layout.parts(x))
         loss, grad_norm = torch.full((2, rows), torch.nan, dtype=torch.float64, device=self.device)
+        gradients = {r: MeanGradient(x[r]) for r in self.further.summing}
         for kind in PROBES:
             for chunk, measured in self._chunked(kind, partial(self._probe, kind, models)):
-                loss[chunk.rows], grad_norm[chunk.rows] = measured
+                loss[chunk.rows], grad_norm[chunk.rows] = measured[:2]
+                for r, found in measured[2].items():
+                    gradients[r].add(*found)
+        more = {r: gradient.mean() for r, gradient in gradients.items()}
+        held = self.further.held()
         totals = Totals(len(self.runs), models)
 
-        def train(chunk: Chunk, workspaces: Workspaces) -> Partial:
-            delta = layout.as_matrices(self._work(chunk, workspaces["training"], models).weights)
+        def train(local: Locals, bend: Bend, chunk: Chunk, workspaces: Workspaces) -> Trained:
+            rows = self._work(chunk, workspaces[local.way], models, bend, local)
+            delta = layout.as_matrices(rows.weights)
+            if local.way == "personal":
+                return self.further.keep_models(chunk, delta)
             alone = len(chunk.runs) == 1
             for trained, model in zip(delta, models, strict=True):
                 torch.sub(model[chunk.runs[0]] if alone else model[chunk.row_run], trained, out=trained)
             report = self._report(chunk, loss0)
             report = report._replace(
-                update_norm=_norms(delta), loss=loss[chunk.rows], grad_norm=grad_norm[chunk.rows]
+                update_norm=norms(delta), loss=loss[chunk.rows], grad_norm=grad_norm[chunk.rows]
             )
-            return contributions(self.algorithms, chunk, report, delta)
+            part = contributions(self.algorithms, chunk, report, delta)
+            return self.further.after(local, bend, chunk, report, delta, part, copy=not self.one_chunk)
 
-        for chunk, part in self._chunked("training", train):
-            totals.add(chunk, part)
-        return over_ranks(totals.outcome(layout), self.runs, self.ranks)
+        for way, local in self.locals.items():
+            bend = local.bend(layout, x, states, more)
+            for chunk, trained in self._chunked(way, partial(train, local, bend)):
+                if trained.part is not None:
+                    totals.add(chunk, trained.part)
+                for r, change in trained.changes.items():
+                    more[r] = more[r] + change if r in more else change
+                for r, each in trained.held.items():
+                    held[r].add(*each)
+        return over_ranks(totals.outcome(layout, more, held), self.runs, self.ranks)
 
     def _chunked(self, kind: Kind, work: Callable[[Chunk, Workspaces], T]) -> Iterator[tuple[Chunk, T]]:
         """Rows in chunks within the budget, and what became of them.
@@ -176,6 +209,7 @@ class Stacked:
             pending = self.kept[kind]
         else:
             pending = [(rows, None) for rows in self.cutter.cut(kind, self.cutter.rows(kind))]
+        self.one_chunk = len(pending) == 1
         # Of many chunks the tables would be as large as the federation's.
         few = FEW * len(self.workers.states)
         keep = self.whole_rounds or (self.planner.repeats and len(pending) <= few)
@@ -222,25 +256,37 @@ class Stacked:
             torch.cuda.empty_cache()
         return [(rows, None) for rows in self.cutter.halved(kind, left[0], torch.cat(left))]
 
-    def _work(self, chunk: Chunk, workspace: Workspace, models: list[Tensor]) -> Rows:
+    def _work(
+        self,
+        chunk: Chunk,
+        workspace: Workspace,
+        models: list[Tensor],
+        bend: Bend | None = None,
+        local: Locals | None = None,
+    ) -> Rows:
         """Lets the chunk's rows take all their steps from their runs' models."""
         assert self.keys is not None
         order = chunk.selection.order(*self.keys)
         if chunk.selection.brought is not None:
             workspace.bring(self.federation, chunk.selection.brought)
-        rows = workspace.load(models, chunk.row_run)
+        rows = workspace.load(models, chunk.row_run, bend)
+        if local is not None:
+            self.further.begin(local, chunk, rows)
         keys = chunk.dropout_keys(order) if self.model.random else None
         workspace.work(chunk.counts, chunk.samples(order), keys, self.lr)
         return rows
 
     def _probe(
         self, kind: Kind, models: list[Tensor], chunk: Chunk, workspaces: Workspaces
-    ) -> tuple[Tensor, Tensor]:
-        """Each row's mean loss over its samples, and the norm of its gradient, if that is probed for."""
+    ) -> tuple[Tensor, Tensor, dict[int, tuple[Tensor, Tensor]]]:
+        """Each row's mean loss, and its gradient's norm, if that is probed for; and sums of gradients."""
         rows = self._work(chunk, workspaces[kind], models)
         summed, size = rows.loss.double(), chunk.selection.size[chunk.row_entry]
-        norm = _norms(self.model.layout.as_matrices(rows.kept[0])) if rows.kept else summed * torch.nan
-        return summed / size, norm / size
+        if not rows.kept:
+            return summed / size, summed * torch.nan, {}
+        sums = self.model.layout.as_matrices(rows.kept[0])
+        norm = norms(sums)
+        return summed / size, norm / size, self.further.gradients(chunk, sums, norm)
 
     def _report(self, chunk: Chunk, loss0: Tensor) -> Report:
         """What is known of the rows without looking at their training."""
@@ -250,9 +296,3 @@ class Stacked:
         unknown = torch.full_like(size, torch.nan)
         first = loss0[chunk.row_run, selection.client[chunk.row_entry]]
         return Report(size, steps, self.lr.expand_as(size), unknown, unknown, first, unknown)
-
-
-def _norms(parts: list[Tensor]) -> Tensor:
-    """Euclidean norms of rows, summed in float64."""
-    norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
-    return torch.stack(norms).square().sum(0).sqrt()

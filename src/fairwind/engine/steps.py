@@ -9,6 +9,7 @@ from torch import Tensor
 from fairwind.data.samples import take
 from fairwind.engine.gradients import Dense, Gradient, Product
 from fairwind.engine.layout import Parts
+from fairwind.engine.local import PLAIN, Rules
 from fairwind.engine.model import StackedModel
 from fairwind.engine.solver import Solver
 
@@ -20,14 +21,19 @@ class Rows(NamedTuple):
     kept: tuple[Parts, ...]  # from step to step: the solver's moments, or the summed gradient
     cast: Parts  # the weights in the type of the computation, where that is another
     loss: Tensor  # (rows,) summed
+    bend: Parts = ()  # w, where steps are bent
+    received: Parts = ()  # x in the type of the computation, where steps are corrected
+    rule: tuple[Tensor, ...] = ()  # (rows,) each: μ, and the number of the scale s, where steps are bent
 
     def first(self, n: int) -> "Rows":
         kept = tuple(tuple(part[:n] for part in parts) for parts in self.kept)
+        others = (tuple(part[:n] for part in parts) for parts in (self.bend, self.received, self.rule))
         weights, cast = (tuple(part[:n] for part in parts) for parts in (self.weights, self.cast))
-        return Rows(weights, kept, cast, self.loss[:n])
+        return Rows(weights, kept, cast, self.loss[:n], *others)
 
     def tensors(self) -> Sequence[Tensor]:
-        return *self.weights, *(part for parts in self.kept for part in parts), *self.cast, self.loss
+        kept = (part for parts in self.kept for part in parts)
+        return *self.weights, *kept, *self.cast, self.loss, *self.bend, *self.received, *self.rule
 
 
 class Batches(NamedTuple):
@@ -57,25 +63,42 @@ class Batches(NamedTuple):
 Step = Callable[[Rows, Batches, Any, Any], dict[int, Product]]
 
 
-def train_step(model: StackedModel, solver: Solver) -> Step:
+def train_step(model: StackedModel, solver: Solver, rules: Rules = PLAIN) -> Step:
     """One local step of every row."""
 
     def step(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> dict[int, Product]:
         index, mask, keys = batches.next(rows.loss.shape[0])
-        batch = take(inputs, index), take(targets, index)
-        gradients = model.gradients(rows.cast or rows.weights, *batch, mask, keys)
+        batch = take(inputs, index), take(targets, index), mask, keys
+        gradients, losses = model.gradients(rows.cast or rows.weights, *batch)
+        if rules.corrected:
+            before, _ = model.gradients(rows.received, *batch)
+            gradients = [g.minus(b) for g, b in zip(gradients, before, strict=True)]
         active = mask[:, 0]  # a row that has finished stays
         batches.advance(mask.shape[0])
+        scale = rules.scale(losses, rows.rule[1]) if rules.scales else None
+        bent = [_wide(rows.rule[0], w) * w + b for w, b in zip(rows.weights, rows.bend, strict=rules.bent)]
         if solver.plain:
-            left = _add(gradients, rows.weights, -batches.lr, active)
+            rate = -batches.lr if scale is None else -batches.lr * scale
+            left = _add(gradients, rows.weights, rate, active)
+            for weight, term in zip(rows.weights, bent, strict=rules.bent):
+                weight.sub_(torch.where(_wide(active, weight), batches.lr * term, 0))
         else:
-            left = {}
-            _update(solver, rows, _dense(gradients, rows.weights), batches, active)
+            left, dense = {}, _dense(gradients, rows.weights)
+            if scale is not None:
+                dense = [_wide(scale, g) * g for g in dense]
+            if rules.bent:
+                dense = [g + term for g, term in zip(dense, bent, strict=True)]
+            _update(solver, rows, dense, batches, active)
         for half, weight in zip(rows.cast, rows.weights, strict=bool(rows.cast)):
             half.copy_(weight)
         return left
 
     return step
+
+
+def _wide(numbers: Tensor, part: Tensor) -> Tensor:
+    """Numbers of rows (rows,), to be multiplied with a part (rows, *shape)."""
+    return numbers.view(-1, *[1] * (part.ndim - 1))
 
 
 def gradient_step(model: StackedModel) -> Step:
@@ -124,10 +147,10 @@ def _update(solver: Solver, rows: Rows, gradients: list[Tensor], batches: Batche
     if solver.clip is not None:
         norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
         scale = (solver.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_ does
-        gradients = [g * scale.view(-1, *[1] * (g.ndim - 1)) for g in gradients]
+        gradients = [g * _wide(scale, g) for g in gradients]
     for i, (weight, g) in enumerate(zip(rows.weights, gradients, strict=True)):
         moments = tuple(parts[i] for parts in rows.kept)
         change, new = solver.update(weight, g, moments, batches.lr, batches.step)
-        weight.add_(torch.where(active.view(-1, *[1] * (weight.ndim - 1)), change, 0))
+        weight.add_(torch.where(_wide(active, weight), change, 0))
         for old, value in zip(moments, new, strict=True):
             old.copy_(value)

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm, Report, contribute
+from fairwind.aggregation import contribute, usable_clients
+from fairwind.contract import AnyAlgorithm, CohortAlgorithm, GramAlgorithm, Report
 from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.held import Held
 from fairwind.engine.layout import Layout
 from fairwind.engine.precision import products
 from fairwind.engine.ragged import Chunk
@@ -20,6 +22,7 @@ class Partial(NamedTuple):
     used: Tensor  # (runs of the chunk,)
     left_out: Tensor
     lowest: Tensor  # loss
+    usable: Tensor  # (rows,) which rows counted
 
 
 def by_algorithm(runs: list[Run]) -> list[tuple[AnyAlgorithm, list[int]]]:
@@ -39,6 +42,10 @@ def contributions(
     for algorithm, all_mine in algorithms:
         mine = [r for r in all_mine if r in chunk.runs]
         if not mine:
+            continue
+        if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+            seen = torch.stack([member[chunk.runs.index(r)] for r in mine]).sum(0) > 0
+            usable = torch.where(seen, usable_clients(algorithm, report), usable)
             continue
         # Asked of all rows: what an algorithm makes of another's rows is finite, and multiplied by 0.
         part, counts = contribute(algorithm, report)
@@ -61,7 +68,7 @@ def contributions(
     counted = (member @ usable.double()).long()
     measured = torch.where(report.loss.isnan(), torch.inf, report.loss)
     lowest = torch.where(member > 0, measured, torch.inf).amin(1)
-    return Partial(updates, sums, counted, member.sum(1).long() - counted, lowest)
+    return Partial(updates, sums, counted, member.sum(1).long() - counted, lowest, usable)
 
 
 class Totals:
@@ -85,5 +92,12 @@ class Totals:
             old = self.sums[r]
             self.sums[r] = new if old is None else type(new)(*map(torch.add, old, new))
 
-    def outcome(self, layout: Layout) -> Outcome:
-        return Outcome(layout.from_matrices(self.total), self.sums, self.used, self.left_out, self.lowest)
+    def outcome(self, layout: Layout, more: dict[int, Tensor], held: dict[int, Held]) -> Outcome:
+        total = layout.from_matrices(self.total)
+        return Outcome(total, self.sums, self.used, self.left_out, self.lowest, more, held)
+
+
+def norms(parts: list[Tensor]) -> Tensor:
+    """Euclidean norms of rows, summed in float64."""
+    found = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
+    return torch.stack(found).square().sum(0).sqrt()

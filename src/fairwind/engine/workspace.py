@@ -11,6 +11,7 @@ from fairwind.counter import segments
 from fairwind.data.federation import Federation
 from fairwind.data.samples import mapped, tensors
 from fairwind.engine.graphs import Graphs
+from fairwind.engine.local import PLAIN, Bend, Rules
 from fairwind.engine.model import StackedModel
 from fairwind.engine.steps import Batches, Rows, Step
 
@@ -31,8 +32,10 @@ class Workspace:
         *,
         kept: int = 0,
         casts: bool = False,
+        rules: Rules = PLAIN,
     ):
         """Rows keep so many numbers for each parameter from step to step; `casts` allows another type."""
+        self.rules = rules
         self.step, self.model, self.data, self.batch_size = step, model, data, batch_size
         self.kept, self.casts = kept, casts and model.compute != model.dtype
         self.graphs = graphs
@@ -63,30 +66,45 @@ class Workspace:
 
     def example(self) -> tuple[Rows, Batches, Any, Any]:
         """What a step is given, with a few rows."""
-        layout, own, device = self.model.layout, self.model.dtype, tensors(self.data)[0].device
-        kept = tuple(layout.empty(2, own, device) for _ in range(self.kept))
-        cast = layout.empty(2, self.model.compute, device) if self.casts else ()
+        own, device = self.model.dtype, tensors(self.data)[0].device
         table = torch.zeros(2, self.batch_size, dtype=torch.int64, device=device)
         number = torch.zeros((), dtype=own, device=device)
         counters = torch.zeros_like(table[0, 0]), number, number
-        rows = Rows(layout.empty(2, own, device), kept, cast, number.new_zeros(2))
-        return rows, Batches(table, table[:, 0].contiguous(), *counters), *self.data
+        return self._rows(2, device), Batches(table, table[:, 0].contiguous(), *counters), *self.data
 
-    def load(self, models: list[Tensor], row_run: Tensor) -> Rows:
-        """Gives every row its run's model, of matrices (R, n) by the layout."""
-        layout, own, device, n = self.model.layout, self.model.dtype, models[0].device, len(row_run)
+    def _rows(self, n: int, device: torch.device) -> Rows:
+        """Room for n rows."""
+        layout, own = self.model.layout, self.model.dtype
+        compute = self.model.compute if self.casts else own
+        loss = torch.zeros(n, dtype=own, device=device)
+        bent, corrected = self.rules.bent, self.rules.corrected
+        return Rows(
+            layout.empty(n, own, device),
+            tuple(layout.empty(n, own, device) for _ in range(self.kept)),
+            layout.empty(n, compute, device) if self.casts else (),
+            loss,
+            layout.empty(n, own, device) if bent else (),
+            layout.empty(n, compute, device) if corrected else (),
+            (loss.clone(), loss.long()) if bent or self.rules.scales else (),
+        )
+
+    def load(self, models: list[Tensor], row_run: Tensor, bend: Bend | None = None) -> Rows:
+        """Gives every row its run's model, as matrices (R, n) by the layout, and what bends its steps."""
+        layout, n = self.model.layout, len(row_run)
         if self.rows is None or len(self.rows.loss) < n:
             self.clear()
-            kept = tuple(layout.empty(n, own, device) for _ in range(self.kept))
-            cast = layout.empty(n, self.model.compute, device) if self.casts else ()
-            self.rows = Rows(layout.empty(n, own, device), kept, cast, models[0].new_empty(n))
+            self.rows = self._rows(n, models[0].device)
         rows = self.rows.first(n)
-        for place, model in zip(layout.as_matrices(rows.weights), models, strict=True):
-            torch.index_select(model, 0, row_run, out=place)
+        _spread(models, row_run, layout.as_matrices(rows.weights))
         for tensor in (*(part for parts in rows.kept for part in parts), rows.loss):
             tensor.zero_()
-        for half, weight in zip(rows.cast, rows.weights, strict=bool(rows.cast)):
-            half.copy_(weight)
+        for copies in (rows.cast, rows.received):
+            for half, weight in zip(copies, rows.weights, strict=bool(copies)):
+                half.copy_(weight)
+        if bend is not None and rows.rule:
+            for place, numbers in zip(rows.rule, bend.rule, strict=True):
+                torch.index_select(numbers, 0, row_run, out=place)
+            _spread(bend.vectors, row_run, layout.as_matrices(rows.bend) if rows.bend else [])
         return rows
 
     def work(self, counts: list[int], samples: Tensor, keys: Tensor | None, lr: Tensor) -> None:
@@ -120,3 +138,9 @@ class Workspace:
         targets = rows.kept[0] if rows.kept else rows.weights
         for i, product in self.step(rows, self.batches, *self.data).items():
             product.add_to(targets[i])
+
+
+def _spread(of_runs: list[Tensor], row_run: Tensor, places: list[Tensor]) -> None:
+    """Copies the row of its run to each row."""
+    for place, matrix in zip(places, of_runs, strict=True):
+        torch.index_select(matrix, 0, row_run, out=place)

@@ -4,10 +4,12 @@ Ju, Zhang, Toor, Hellander: Accelerating Fair Federated Learning: Adaptive Feder
 IEEE Transactions on Machine Learning in Communications and Networking, 2024.
 """
 
+from typing import Any
+
 import numpy as np
 
 from fairwind.algorithms import adafedadam, fedadam, fedavg, fednova
-from fairwind.contract import AnyAlgorithm
+from fairwind.contract import Algorithm
 from fairwind.metrics import Floats
 from fairwind.paper.theory.problems import (
     Check,
@@ -26,7 +28,7 @@ EXACT = 1e-8  # a bias below this is rounding
 NAMES = ("fedavg", "fedadam", "fednova", "adafedadam")
 
 
-def gentle(name: str, step: float, alpha: float = 0.0) -> AnyAlgorithm:
+def gentle(name: str, step: float, alpha: float = 0.0) -> Algorithm[Any, Any]:
     """An algorithm that settles: AdaFedAdam steps by `step` times its pseudo-gradient, without momentum.
 
     FedAvg and FedNova are as they are; FedAdam's pseudo-gradient is the mean update, taken whole.

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm, Report, advance, contribute
+from fairwind.aggregation import advance, contribute
+from fairwind.contract import Algorithm, Report
 from fairwind.metrics import Floats
 
 Scale = Literal["smoke", "reduced", "full"]
@@ -201,7 +202,11 @@ class Round(NamedTuple):
 
 
 def play(
-    federation: Federation, algorithm: AnyAlgorithm, x: Floats, state: Any = None, loss0: Floats | None = None
+    federation: Federation,
+    algorithm: Algorithm[Any, Any],
+    x: Floats,
+    state: Any = None,
+    loss0: Floats | None = None,
 ) -> Round:
     """One round of an algorithm; the first has no state, and its losses are the first losses."""
     at = federation.spread(x)
@@ -222,7 +227,7 @@ def play(
 
 
 def settle(
-    federation: Federation, algorithm: AnyAlgorithm, x: Floats, rounds: int, tolerance: float = 1e-13
+    federation: Federation, algorithm: Algorithm[Any, Any], x: Floats, rounds: int, tolerance: float = 1e-13
 ) -> Floats:
     """Where an algorithm comes to rest: rounds until it moves less than `tolerance`, or so many rounds."""
     state, loss0 = None, federation.objective.losses(federation.spread(x))

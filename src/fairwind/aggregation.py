@@ -1,0 +1,127 @@
+"""What becomes of an algorithm's functions in a round: clients contribute, and the server advances."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import (
+    AnyAlgorithm,
+    Cohort,
+    CohortAlgorithm,
+    Contribution,
+    GramAlgorithm,
+    MemoryAlgorithm,
+    Report,
+    SeeingAlgorithm,
+    SumAlgorithm,
+)
+
+State = TypeVar("State", bound=tuple[Any, ...])
+
+
+def first_state(algorithm: AnyAlgorithm, x: Tensor, clients: int) -> Any:
+    """The server's state at x_0, in a federation of so many clients."""
+    if isinstance(algorithm, MemoryAlgorithm | CohortAlgorithm | GramAlgorithm):
+        return algorithm.init(x, clients)
+    return algorithm.init(x)
+
+
+def usable_clients(algorithm: AnyAlgorithm, report: Report, *numbers: Tensor) -> Tensor:
+    """Which clients took a step on at least one sample, with numbers that are all finite."""
+    measured = {"none": (), "loss": (report.loss,), "gradient": report[4:]}[algorithm.probe]
+    numbers = report.size, report.lr, report.update_norm, *measured, *numbers
+    finite = torch.isfinite(torch.stack([number.expand_as(report.size) for number in numbers])).all(0)
+    return finite & (report.size > 0) & ~(report.steps <= 0)
+
+
+def contribute(algorithm: SumAlgorithm, report: Report) -> tuple[Contribution[Any], Tensor]:
+    """Each client's contribution, and which clients are usable; the others contribute exact zeros.
+
+    Their updates must still be masked by the caller (`where`, never 0·NaN): only norms are seen here.
+    """
+    part = algorithm.client(report)
+    usable = usable_clients(algorithm, report, part.coef, *part.sums)
+    sums = type(part.sums)(*(torch.where(usable, s, 0) for s in part.sums))
+    return Contribution(torch.where(usable, part.coef, 0), sums), usable
+
+
+def refuses(algorithm: AnyAlgorithm, **values: float) -> bool:
+    """Whether a client cannot contribute whose report has these values, and otherwise could."""
+    one = torch.ones(1, dtype=torch.float64)
+    usual = Report(*[one] * len(Report._fields))
+    changed = usual._replace(**{name: one * value for name, value in values.items()})
+
+    def finite(report: Report) -> bool:
+        if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+            seen = Cohort(torch.zeros(1, dtype=torch.int64), report), one[:, None]
+            coef, state = _weigh(algorithm, first_state(algorithm, one, 1), *seen)
+            numbers = coef, *state
+        else:
+            part = algorithm.client(report)
+            numbers = part.coef, *part.sums
+        return all(bool(torch.isfinite(number).all()) for number in numbers)
+
+    return finite(usual) and not finite(changed)
+
+
+def step(
+    algorithm: SumAlgorithm, x: Tensor, state: State, total: Tensor, sums: Any, *more: Tensor
+) -> tuple[Tensor, State]:
+    """The server's step, in the types of model and state."""
+    return _typed(x, state, *algorithm.server(x, state, total, sums, *more))
+
+
+def advance(
+    algorithm: SumAlgorithm, x: Tensor, state: State, total: Tensor, sums: Any, clients: Tensor, *more: Tensor
+) -> tuple[Tensor, State, Tensor]:
+    """The server's step, and whether it was taken; `more` is what its type is given besides.
+
+    With no usable client, or if the step is not finite, model and state stay as they are.
+    """
+    return _unless(clients > 0, x, state, *step(algorithm, x, state, total, sums, *more))
+
+
+def advance_seeing(
+    algorithm: SeeingAlgorithm,
+    x: Tensor,
+    state: State,
+    cohort: Cohort,
+    gram: Callable[[], Tensor],
+    summed: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, State, Tensor]:
+    """The same for a server that sees all clients; `summed` gives Σcoef·δ in float64."""
+    if not len(cohort.client):
+        return x, state, torch.zeros((), dtype=torch.bool, device=x.device)
+    seen = gram() if isinstance(algorithm, GramAlgorithm) else None
+    coef, weighed = _weigh(algorithm, state, cohort, seen)
+    new = _typed(x, state, *algorithm.server(x, weighed, summed(coef)))
+    return _unless(torch.isfinite(coef).all(), x, state, *new)
+
+
+def _weigh(algorithm: SeeingAlgorithm, state: Any, cohort: Cohort, gram: Tensor | None) -> tuple[Tensor, Any]:
+    if isinstance(algorithm, GramAlgorithm):
+        assert gram is not None
+        return algorithm.weigh(state, cohort, gram)
+    return algorithm.weigh(state, cohort)
+
+
+def _typed(x: Tensor, state: State, new_x: Tensor, stepped: State) -> tuple[Tensor, State]:
+    new_state = (new.to(old.dtype) for new, old in zip(stepped, state, strict=True))
+    return new_x.to(x.dtype), type(state)(*new_state)
+
+
+def _unless(
+    moved: Tensor, x: Tensor, state: State, new_x: Tensor, new_state: State
+) -> tuple[Tensor, State, Tensor]:
+    """The new model and state, where these are finite; else those of before."""
+    moved = moved & finite(new_x, *new_state)
+    kept = (torch.where(moved, new, old) for new, old in zip(new_state, state, strict=True))
+    return torch.where(moved, new_x, x), type(state)(*kept), moved
+
+
+def finite(*tensors: Tensor) -> Tensor:
+    """Whether all their numbers are finite."""
+    ends = [end for tensor in tensors if tensor.numel() for end in torch.aminmax(tensor)]
+    return torch.stack([torch.isfinite(end) for end in ends]).all()

@@ -1,0 +1,18 @@
+"""FedAvg, beside which each client trains a model of its own that is pulled to the global one.
+
+Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization.
+ICML 2021, Algorithm 1.
+"""
+
+import math
+
+from fairwind.algorithms.fedavg import Sums, fedavg
+from fairwind.contract import PersonalAlgorithm, Stateless
+from fairwind.errors import in_range
+
+
+def ditto(*, lam: float = 0.1, lr: float = 1.0) -> PersonalAlgorithm[Stateless, Sums]:
+    """Ditto with its λ; the global model is FedAvg's."""
+    in_range(0, math.inf, lam=lam)
+    mean = fedavg(lr=lr)
+    return PersonalAlgorithm(mean.init, mean.client, mean.server, mean.probe, pull=lam)

@@ -1,0 +1,18 @@
+"""FedAvg whose clients are pulled back to the model they received.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks.
+MLSys 2020, Algorithm 2.
+"""
+
+import math
+
+from fairwind.algorithms.fedavg import Sums, fedavg
+from fairwind.contract import Local, LocalAlgorithm, Stateless
+from fairwind.errors import in_range
+
+
+def fedprox(*, mu: float = 0.01, lr: float = 1.0) -> LocalAlgorithm[Stateless, Sums]:
+    """FedProx; μ = 0 is FedAvg."""
+    in_range(0, math.inf, mu=mu)
+    mean = fedavg(lr=lr)
+    return LocalAlgorithm(mean.init, mean.client, mean.server, mean.probe, Local(pull=mu))

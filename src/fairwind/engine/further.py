@@ -1,0 +1,131 @@
+"""What some types of algorithm need of a round beyond one sum: memories, gradients, updates held."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import GradientAlgorithm, Report
+from fairwind.engine.executor import Run, seeing
+from fairwind.engine.held import Held
+from fairwind.engine.layout import Layout
+from fairwind.engine.local import Bend, Locals
+from fairwind.engine.memory import Memories, changed
+from fairwind.engine.ragged import Chunk
+from fairwind.engine.steps import Rows
+from fairwind.engine.sums import Partial
+
+
+class Trained(NamedTuple):
+    """What becomes of a chunk of rows that trained."""
+
+    part: Partial | None  # none of models that clients keep for themselves
+    changes: dict[int, Tensor]  # by run, Σ of what its clients' memories changed by (P,)
+    held: dict[int, tuple[Report, Tensor, list[Tensor]]]  # by run: reports, clients and updates
+
+
+class MeanGradient:
+    """(1/ΣS)·Σ S_k·∇F_k(x) of a run's clients, as they come."""
+
+    def __init__(self, like: Tensor):
+        self.total = torch.zeros_like(like, dtype=torch.float64)
+        self.weight = torch.zeros((), dtype=torch.float64, device=like.device)
+
+    def add(self, total: Tensor, weight: Tensor) -> None:
+        self.total, self.weight = self.total + total, self.weight + weight
+
+    def mean(self) -> Tensor:
+        return self.total / self.weight.clamp(min=1)
+
+
+class Further:
+    """Does these things for chunks of stacked rows."""
+
+    def __init__(self, layout: Layout, memories: Memories, runs: Sequence[Run], sizes: Tensor):
+        """`sizes` (K,) are the clients' numbers of training samples, where they are computed with."""
+        self.layout, self.memories, self.sizes = layout, memories, sizes.double()
+        self.seeing = seeing(runs)
+        self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
+
+    def held(self) -> dict[int, Held]:
+        """Where updates are held in a round, for the runs whose servers see them."""
+        return {r: Held(algorithm, self.layout.from_matrices) for r, algorithm in self.seeing.items()}
+
+    @property
+    def apart(self) -> set[int]:
+        """The runs of which chunks must say which rows are theirs."""
+        return {*self.memories.values, *self.seeing, *self.summing}
+
+    def begin(self, local: Locals, chunk: Chunk, rows: Rows) -> None:
+        """Gives rows that were loaded their memories: a part of what bends them, or where they begin."""
+        for r, here in chunk.rows_of.items():
+            if r not in self.memories.values:
+                continue
+            kept = self.memories.take(r, chunk.clients(here))
+            if local.way == "personal":
+                self._place(rows.weights, here, kept, add=False)
+                self._place(rows.cast, here, kept, add=False)
+            elif r in local.memories:
+                self._place(rows.bend, here, local.memories[r].factor * kept, add=True)
+
+    def _place(self, parts: tuple[Tensor, ...], here: Tensor, values: Tensor, *, add: bool) -> None:
+        """Puts flat vectors (n, P) into the rows here, or adds them."""
+        if not parts:
+            return
+        matrices = self.layout.as_matrices(self.layout.parts(values))
+        for place, matrix in zip(self.layout.as_matrices(parts), matrices, strict=True):
+            if add:
+                place.index_add_(0, here, matrix)
+            else:
+                place.index_copy_(0, here, matrix.to(place.dtype))
+
+    def keep_models(self, chunk: Chunk, weights: list[Tensor]) -> Trained:
+        """Keeps the models that clients trained for themselves, where these are finite."""
+        for r, here in chunk.rows_of.items():
+            new = self.layout.from_matrices([matrix[here] for matrix in weights])
+            usable = torch.isfinite(new).all(1)
+            self.memories.put(r, chunk.clients(here), new, usable)
+        return Trained(None, {}, {})
+
+    def after(
+        self,
+        local: Locals,
+        bend: Bend,
+        chunk: Chunk,
+        report: Report,
+        delta: list[Tensor],
+        part: Partial,
+        *,
+        copy: bool,
+    ) -> Trained:
+        """Lets clients remember, and holds updates: in a `copy`, where the next chunk takes their place."""
+        found = Trained(part, {}, {})
+        for r, here in chunk.rows_of.items():
+            own, client = Report(*(field[here] for field in report)), chunk.clients(here)
+            if r in self.seeing:
+                update = delta if len(here) == len(chunk.rows) and not copy else [m[here] for m in delta]
+                found.held[r] = own, client, update
+            if r in local.memories:
+                memory, usable = self.memories.take(r, client), part.usable[here]
+                flat, shared = self.layout.from_matrices([m[here] for m in delta]), bend.shared.get(r, 0.0)
+                change = changed(local.memories[r].change(own), memory, shared, flat, usable)
+                self.memories.put(r, client, memory + change, usable)
+                found.changes[r] = change.double().sum(0)
+        return found
+
+    def gradients(self, chunk: Chunk, sums: list[Tensor], norm: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+        """By run, Σ S_k·∇F_k (P,) and ΣS of the clients with a finite gradient.
+
+        `sums` are the rows' gradients, summed over the samples that were measured.
+        """
+        found = {}
+        for r in self.summing:
+            if r in chunk.rows_of:
+                here = chunk.rows_of[r]
+                size, counted = self.sizes[chunk.clients(here)], torch.isfinite(norm[here])
+                each = size / chunk.selection.size[chunk.row_entry[here]]
+                flat = self.layout.from_matrices([m[here] for m in sums])
+                flat = torch.where(counted[:, None], flat, 0).double()
+                found[r] = torch.where(counted, each, 0) @ flat, torch.where(counted, size, 0).sum()
+        return found

@@ -1,0 +1,109 @@
+"""The local parts of all runs' algorithms, so that their rows can take their steps together."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import (
+    GradientAlgorithm,
+    Local,
+    LocalAlgorithm,
+    Memory,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+)
+from fairwind.engine.executor import Run
+from fairwind.engine.layout import Layout
+
+Pass = Literal["training", "corrected", "personal"]  # ways in which a client trains in a round
+PASSES: tuple[Pass, ...] = ("training", "corrected", "personal")
+
+
+class Rules(NamedTuple):
+    """What turns a row's gradient g into s(ℓ)·g + μ·y + w; w is kept with the row."""
+
+    bent: bool = False  # whether any row has μ or w
+    scales: tuple[float | Callable[[Tensor], Tensor], ...] = ()  # s, by the number of a row's rule
+    corrected: bool = False  # whether g is g(y) − g(x)
+
+    def scale(self, losses: Tensor, rule: Tensor) -> Tensor | None:
+        """s of every row, (rows,); None is 1."""
+        if not self.scales:
+            return None
+        found = torch.ones_like(losses)
+        for number, scale in enumerate(self.scales):
+            value = scale(losses) if callable(scale) else torch.full_like(losses, scale)
+            found = torch.where(rule == number, value, found)
+        return found
+
+
+PLAIN = Rules()
+
+
+class Bend(NamedTuple):
+    """What the steps of rows are bent by in a round, run by run."""
+
+    vectors: list[Tensor]  # w without memories, as matrices (R, n) by the layout; none where nothing bends
+    rule: tuple[Tensor, Tensor]  # (R,) each: μ, and the number of the scale s
+    shared: dict[int, Tensor]  # the servers' u (P,)
+
+
+class Locals:
+    """The local parts of R runs, in one of the ways in which clients train."""
+
+    def __init__(self, runs: Sequence[Run], way: Pass, like: Tensor):
+        """`like` has the models' type and device."""
+        self.way = way
+        self.parts: dict[int, Local[Any]] = {}
+        self.memories: dict[int, Memory] = {}
+        for r, run in enumerate(runs):
+            if trains(run, way):
+                self.parts[r] = local_part(run, way)
+                if way == "training" and isinstance(run.algorithm, MemoryAlgorithm):
+                    self.memories[r] = run.algorithm.memory
+        self.mine = list(self.parts)
+        scales = tuple(dict.fromkeys(part.scale for part in self.parts.values() if part.scale != 1.0))
+        pulled = any(part.pull or part.shared for part in self.parts.values())
+        bent = pulled or bool(self.memories) or way != "training"
+        self.rules = Rules(bent, scales, corrected=way == "corrected")
+        rule, pull = torch.full((len(runs),), -1), torch.zeros(len(runs), dtype=like.dtype)
+        for r, part in self.parts.items():
+            pull[r] = part.pull
+            if part.scale in scales:
+                rule[r] = scales.index(part.scale)
+        self.rule, self.pull = rule.to(like.device), pull.to(like.device)  # (R,)
+
+    def bend(self, layout: Layout, x: Tensor, states: Sequence[Any], gradients: dict[int, Tensor]) -> Bend:
+        """From models x (R, P), the servers' states, and mean gradients where steps are corrected."""
+        shared = {r: p.shared(states[r]).to(x.dtype) for r, p in self.parts.items() if p.shared is not None}
+        if not self.rules.bent:
+            return Bend([], (self.pull, self.rule), shared)
+        w = -self.pull[:, None] * x
+        for r, vector in shared.items():
+            w[r] += vector
+        if self.rules.corrected:
+            for r, part in self.parts.items():
+                assert not callable(part.scale)
+                w[r] += part.scale * gradients[r].to(x.dtype)
+        return Bend(layout.as_matrices(layout.parts(w)), (self.pull, self.rule), shared)
+
+
+def trains(run: Run, way: Pass) -> bool:
+    """Whether a run's clients train in that way."""
+    corrected = isinstance(run.algorithm, GradientAlgorithm) and run.algorithm.corrected
+    if way == "personal":
+        return isinstance(run.algorithm, PersonalAlgorithm)
+    return corrected == (way == "corrected")
+
+
+def local_part(run: Run, way: Pass) -> Local[Any]:
+    """A run's local part; one that changes nothing, if its algorithm has none."""
+    algorithm = run.algorithm
+    if way == "personal":
+        assert isinstance(algorithm, PersonalAlgorithm)
+        return Local(pull=algorithm.pull)
+    if isinstance(algorithm, LocalAlgorithm | MemoryAlgorithm | GradientAlgorithm):
+        return algorithm.local
+    return Local()

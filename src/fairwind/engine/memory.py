@@ -1,0 +1,50 @@
+"""What clients keep from round to round: a vector, or a model of their own."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import Change, MemoryAlgorithm, PersonalAlgorithm
+from fairwind.engine.executor import Run
+
+SHARE = 0.25  # of the memory for rows that may be taken on a GPU; more stays on the host
+
+
+class Memories:
+    """Vectors (K, P) of the clients of those runs that keep any."""
+
+    def __init__(self, runs: Sequence[Run], x: Tensor, clients: int, *, room: float):
+        """From models x (R, P); `room` is how many numbers there is memory for."""
+        keeping = [
+            r for r, run in enumerate(runs) if isinstance(run.algorithm, MemoryAlgorithm | PersonalAlgorithm)
+        ]
+        fits = len(keeping) * clients * x.shape[1] <= SHARE * room
+        self.device, self.on_host = x.device, x.is_cuda and not fits
+        place = torch.device("cpu") if self.on_host else x.device
+        self.values: dict[int, Tensor] = {}
+        for r in keeping:
+            own = isinstance(runs[r].algorithm, PersonalAlgorithm)  # a model begins where all begin
+            first = x[r].to(place) if own else x.new_zeros((), device=place)
+            self.values[r] = first.expand(clients, x.shape[1]).clone()
+
+    def take(self, r: int, clients: Tensor) -> Tensor:
+        """Those of some clients (n, P), where they are computed with."""
+        found = self.values[r]
+        return found[clients.to(found.device)].to(self.device)
+
+    def put(self, r: int, clients: Tensor, new: Tensor, usable: Tensor) -> None:
+        """Keeps new ones of the clients that are usable."""
+        found = self.values[r]
+        there = clients.to(found.device)
+        found[there] = torch.where(usable.to(found.device)[:, None], new.to(found.device), found[there])
+
+
+def changed(change: Change, memory: Tensor, shared: Tensor | float, update: Tensor, usable: Tensor) -> Tensor:
+    """By how much memories (n, P) change, given the server's u (P,) and updates δ (n, P)."""
+
+    def factor(number: float | Tensor) -> Tensor:
+        return torch.as_tensor(number, dtype=memory.dtype, device=memory.device).expand(len(memory))[:, None]
+
+    found = factor(change.own) * memory + factor(change.shared) * shared + factor(change.update) * update
+    return torch.where(usable[:, None], found, 0)

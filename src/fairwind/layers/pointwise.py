@@ -1,0 +1,32 @@
+"""Whether a computation on vectors handles each of their numbers by itself."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within, sees whether all operations on vectors are pointwise."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pointwise = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        vectors = any(isinstance(t, Tensor) and t.ndim for t in tree_leaves((args, kwargs, found)))
+        self.pointwise &= not vectors or torch.Tag.pointwise in func.tags or func in ALSO
+        return found
+
+
+ALSO = {
+    torch.ops.aten._to_copy.default,
+    torch.ops.aten.clone.default,
+    torch.ops.aten.detach.default,
+    torch.ops.aten.zeros_like.default,
+    torch.ops.aten.ones_like.default,
+    torch.ops.aten.full_like.default,
+}

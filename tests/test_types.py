@@ -1,0 +1,145 @@
+"""Types of algorithm beyond the plain sum, in both executors."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import make_model
+from fairwind import Federation, algorithms
+from fairwind.contract import AnyAlgorithm, Cohort, CohortAlgorithm, GramAlgorithm, Local, LocalAlgorithm
+from fairwind.engine.executor import Run
+from fairwind.engine.settings import Settings
+from fairwind.engine.simulation import Simulation
+from simulations import SOLVERS, assert_together
+
+
+class Seen(NamedTuple):
+    loss: Tensor  # (K,) of each client, when it was last seen
+
+
+def worst_first() -> AnyAlgorithm:
+    """Clients weigh by how much larger their loss is than the least, and the server keeps all losses."""
+
+    def init(x: Tensor, clients: int) -> Seen:
+        return Seen(torch.zeros(clients, dtype=torch.float64, device=x.device))
+
+    def weigh(s: Seen, cohort: Cohort) -> tuple[Tensor, Seen]:
+        loss = cohort.report.loss
+        weight = loss - loss.min() + 0.1
+        return weight / weight.sum(), Seen(s.loss.index_copy(0, cohort.client, loss))
+
+    def server(x: Tensor, s: Seen, total: Tensor) -> tuple[Tensor, Seen]:
+        return x - total, s
+
+    return CohortAlgorithm(init, weigh, server, "loss")
+
+
+def by_angle() -> AnyAlgorithm:
+    """Clients weigh by the inner product of their update with the mean update."""
+
+    def init(x: Tensor, clients: int) -> Seen:
+        return Seen(torch.zeros(clients, dtype=torch.float64, device=x.device))
+
+    def weigh(s: Seen, cohort: Cohort, gram: Tensor) -> tuple[Tensor, Seen]:
+        weight = gram.mean(1).abs() / gram.diagonal().sqrt().clamp(min=1e-9)
+        return weight / weight.sum(), s
+
+    def server(x: Tensor, s: Seen, total: Tensor) -> tuple[Tensor, Seen]:
+        return x - total, s
+
+    return GramAlgorithm(init, weigh, server, "none")
+
+
+def scaled() -> AnyAlgorithm:
+    """Steps that shrink with the batch's loss, are pulled back, and follow the server's last move."""
+    mean = algorithms.fedavg()
+    local: Local[Seen] = Local(lambda loss: 1 / (1 + loss), 0.3, lambda s: s.loss)
+
+    def server(x: Tensor, s: Seen, total: Tensor, sums: object) -> tuple[Tensor, Seen]:
+        new, _ = mean.server(x, None, total, sums)
+        return new, Seen(0.1 * (x - new))
+
+    return LocalAlgorithm(lambda x: Seen(torch.zeros_like(x)), mean.client, server, "none", local)
+
+
+OWN = {"worst_first": worst_first, "by_angle": by_angle, "scaled": scaled}
+NAMES = ["fedprox", "scaffold", "mimelite", "mime", "ditto", *OWN]
+
+
+def built(name: str) -> AnyAlgorithm:
+    return OWN[name]() if name in OWN else algorithms.build(name)
+
+
+def simulated(federation: Federation, names: list[str], **options: object) -> Simulation:
+    runs = [Run(name, built(name), seed) for name in names for seed in (0, 1)]
+    own: dict[str, object] = {"rounds": 6, "eval_every": 2, "compile": "off", "engine": "stacked"}
+    model = options.pop("model", make_model)
+    made = Simulation(model, federation, runs, Settings(**own | {"workers": 1} | options))
+    made.start()
+    return made
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_both_executors_agree(ragged: Federation, solver: str) -> None:
+    both = (simulated(ragged, NAMES, solver=SOLVERS[solver], engine=e) for e in ("stacked", "loop"))
+    one, other = both
+    assert_together(one, other)
+    for r, kept in one.memories.values.items():
+        torch.testing.assert_close(kept, other.memories.values[r], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{"participation": 0.5}, {"memory": 1e-5}, {"probe_samples": 5}])
+def test_they_agree_in_chunks_and_on_samples(ragged: Federation, options: dict[str, object]) -> None:
+    solver = SOLVERS["sgd"]
+    one = simulated(ragged, NAMES, solver=solver, **options)
+    other = simulated(ragged, NAMES, solver=solver, engine="loop", **options | {"memory": 1.0})
+    assert_together(one, other)
+
+
+def test_alone_is_as_beside_others(ragged: Federation) -> None:
+    together = simulated(ragged, ["fedavg", *NAMES], solver=SOLVERS["sgd"])
+    for _ in range(4):
+        together.step()
+    for name in ["fedavg", *NAMES]:
+        alone = simulated(ragged, [name], solver=SOLVERS["sgd"])
+        for _ in range(4):
+            alone.step()
+        r = [run.label for run in together.runs].index(name)
+        torch.testing.assert_close(alone.x[0], together.x[r], rtol=1e-9, atol=1e-10)
+
+
+def test_resumed_is_as_uninterrupted(ragged: Federation) -> None:
+    one = simulated(ragged, NAMES, solver=SOLVERS["sgd"])
+    for _ in range(2):
+        one.step()
+    kept = one.checkpoint()
+    other = simulated(ragged, NAMES, solver=SOLVERS["sgd"])
+    other.restore(kept)
+    for _ in range(3):
+        one.step()
+        other.step()
+    assert torch.equal(one.x, other.x)
+    for r, memory in one.memories.values.items():
+        assert torch.equal(memory, other.memories.values[r])
+
+
+def test_a_model_with_large_layers(ragged: Federation) -> None:
+    """Gradients of large dense layers stay in factors."""
+
+    def model() -> nn.Module:
+        features = ragged.inputs.shape[1]
+        return nn.Sequential(
+            nn.Linear(features, 400), nn.Tanh(), nn.Linear(400, 300), nn.Tanh(), nn.Linear(300, 5)
+        )
+
+    def double() -> nn.Module:
+        return model().double()
+
+    one, other = (
+        simulated(ragged, NAMES, solver=SOLVERS["sgd"], model=double, engine=e) for e in ("stacked", "loop")
+    )
+    assert one.choice.stacked is not None
+    assert one.choice.stacked.factored
+    assert_together(one, other, rounds=2)
