@@ -47,7 +47,8 @@ def main() -> None:
                 directory.save(simulation)
                 saved = time.monotonic()
             if simulation.round % 10 == 0 or simulation.done:
-                averages = [f"{line['avg'] or 0:.1f}" for line in simulation.history[-len(simulation.runs) :]]
+                newest = simulation.history[-len(simulation.views) :]
+                averages = [f"{line['avg'] or 0:.1f}" for line in newest]
                 print(
                     f"round {simulation.round}, {simulation.seconds:.1f} s: {' '.join(averages)}", flush=True
                 )

@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
 # From the bottom up: a package or module may import what comes before it, and itself.
 LAYERS = (
     ("errors", "files", "counter", "contract", "scores", "spec", "run_folder"),
+    ("aggregation",),
     ("metrics", "algorithms", "layers", "data.samples", "testing"),
     ("data", "models"),
     ("engine",),
@@ -29,11 +30,13 @@ LAYERS = (
 # The same within a package.
 ENGINE = (
     ("precision", "workers", "ranks", "layout", "losses", "graphs", "solver", "checkpoint", "curves"),
-    ("settings", "plain", "gradients", "plan"),
-    ("model", "ragged", "executor"),
+    ("modules", "held"),
+    ("settings", "plain", "gradients", "plan", "executor"),
+    ("model", "ragged", "learner", "local", "memory"),
     ("steps", "choice", "evaluate", "checks", "server"),
-    ("workspace", "compiling", "loop"),
+    ("workspace", "compiling", "loop", "views"),
     ("sums", "cutting"),
+    ("further",),
     ("stacked",),
     ("simulation",),
 )

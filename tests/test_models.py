@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from conftest import DEVICE
 from fairwind import Federation, Task, algorithms, compare, models, setups, simulate
 from fairwind.engine.layout import Layout
-from fairwind.engine.plain import activations
+from fairwind.engine.modules import activations
 from fairwind.engine.solver import Solver
 from fairwind.layers import stackable
 

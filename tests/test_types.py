@@ -143,3 +143,43 @@ def test_a_model_with_large_layers(ragged: Federation) -> None:
     assert one.choice.stacked is not None
     assert one.choice.stacked.factored
     assert_together(one, other, rounds=2)
+
+
+@pytest.mark.parametrize("solver", ["sgd", pytest.param("momentum", marks=pytest.mark.slow)])
+def test_compiled_is_as_eager(ragged: Federation, solver: str) -> None:
+    one = simulated(ragged, ["fedavg", *NAMES], solver=SOLVERS[solver], compile="on")
+    other = simulated(ragged, ["fedavg", *NAMES], solver=SOLVERS[solver])
+    assert_together(one, other, rounds=3)
+
+
+def test_personal_models_are_evaluated_beside_the_global_one(ragged: Federation) -> None:
+    both = [
+        simulated(ragged, ["fedavg", "ditto:lam=0.5"], solver=SOLVERS["sgd"], engine=e)
+        for e in ("stacked", "loop")
+    ]
+    for made in both:
+        for _ in range(3):
+            made.step()
+        made.evaluate()
+    one, other = both
+    labels = [view.label for view in one.views]
+    assert labels == ["fedavg", "fedavg", *["ditto:lam=0.5", "ditto:lam=0.5 (personal)"] * 2]
+    torch.testing.assert_close(one.score, other.score, equal_nan=True)
+    torch.testing.assert_close(one.loss, other.loss, rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert torch.equal(one.x[0], one.x[2])  # Ditto's global model is FedAvg's
+    # By hand: each client's loss under its own model
+    values, sizes = one.memories.values[2], ragged.test
+    for k in range(len(ragged)):
+        if not sizes[k]:
+            assert one.loss[3, k].isnan()
+            continue
+        begin = int(ragged.start[k] + ragged.train[k])
+        module = make_model()
+        torch.nn.utils.vector_to_parameters(values[k], module.parameters())
+        samples = slice(begin, begin + int(sizes[k]))
+        loss = nn.functional.cross_entropy(module(ragged.inputs[samples]), ragged.targets[samples])
+        torch.testing.assert_close(one.loss[3, k], loss.detach().double())
+    kept = one.state_dict(3)
+    assert {name: tuple(value.shape[1:]) for name, value in kept.items()} == {
+        name: tuple(value.shape) for name, value in make_model().state_dict().items()
+    }

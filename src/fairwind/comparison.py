@@ -136,8 +136,8 @@ def of_simulation(simulation: Simulation, results: dict[str, Any], path: Path | 
     names = [score.name for score in simulation.scores]
     curves = simulation.curves.tensor()
     runs = []
-    for r, run in enumerate(simulation.runs):
-        history = simulation.history[r :: len(simulation.runs)]
+    for r, run in enumerate(simulation.views):
+        history = simulation.history[r :: len(simulation.views)]
         found = [simulation.score[r], *(each[r] for each in simulation.further)]
         runs.append(
             Result(
@@ -151,8 +151,8 @@ def of_simulation(simulation: Simulation, results: dict[str, Any], path: Path | 
                 curve=curves[:, r],
                 history=history,
                 state_dict={k: v.cpu() for k, v in simulation.state_dict(r).items()},
-                left_out=int(simulation.left_out[r]),
-                stalled_rounds=int(simulation.stalled[r]),
+                left_out=int(simulation.left_out[run.run]),
+                stalled_rounds=int(simulation.stalled[run.run]),
             )
         )
     return Comparison(results, runs, list(simulation.federation.names), path)

@@ -165,9 +165,9 @@ class RunDirectory:
         self._check_place()
         if models:
             trained = {
-                f"{run.label}/{run.seed}/{name}": value.cpu().contiguous()
-                for r, run in enumerate(simulation.runs)
-                for name, value in simulation.state_dict(r).items()
+                f"{view.label}/{view.seed}/{name}": value.cpu().contiguous()
+                for i, view in enumerate(simulation.views)
+                for name, value in simulation.state_dict(i).items()
             }
             write_atomic(self.path / MODELS, save(trained))
         clients = {

@@ -15,15 +15,15 @@ Evaluated = Callable[[list[dict[str, Any]]], object]
 
 def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
     """The content of results.json."""
-    last = simulation.history[-len(simulation.runs) :]
+    last = simulation.history[-len(simulation.views) :]
     rows: list[dict[str, Any]] = []
-    for r, (run, line) in enumerate(zip(simulation.runs, last, strict=True)):
+    for view, line in zip(simulation.views, last, strict=True):
         final = {k: v for k, v in line.items() if k in METRICS}
-        row = {"algorithm": run.label, "seed": run.seed, "rounds": simulation.round, "final": final}
+        row = {"algorithm": view.label, "seed": view.seed, "rounds": simulation.round, "final": final}
         if "scores" in line:
             row["scores"] = line["scores"]
         counts = {"left_out": simulation.left_out, "stalled_rounds": simulation.stalled}
-        rows.append(row | {name: int(count[r]) for name, count in counts.items()})
+        rows.append(row | {name: int(count[view.run]) for name, count in counts.items()})
     seconds = max(simulation.seconds, 1e-9)
     return {
         "setup": recipe.setup,

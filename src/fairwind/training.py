@@ -61,7 +61,7 @@ def train(
             if len(simulation.history) > written:
                 if directory is not None:
                     directory.write_history(simulation, since=written)
-                lines, runs = simulation.history, len(simulation.runs)
+                lines, runs = simulation.history, len(simulation.views)
                 for begin in range(written, len(lines), runs):
                     if after_evaluation is not None:
                         after_evaluation([dict(line) for line in lines[begin : begin + runs]])
@@ -130,7 +130,7 @@ def _bar(console: Console) -> Progress:
 
 def _standing(simulation: Simulation, *, short: bool = False) -> str:
     """The newest average and worst 30 % of the run whose average is best."""
-    newest = simulation.history[-len(simulation.runs) :]
+    newest = simulation.history[-len(simulation.views) :]
     if not newest or newest[0]["round"] == 0:
         return ""
     known = [line for line in newest if line["avg"] is not None and line["worst30"] is not None]
@@ -139,7 +139,7 @@ def _standing(simulation: Simulation, *, short: bool = False) -> str:
     best = max(known, key=lambda line: simulation.scores[0].sign * line["avg"])
     if short:
         return f" {best['avg']:.4g}, worst 30 % {best['worst30']:.4g}"
-    whose = f" ({best['algorithm']} leads)" if len(simulation.runs) > 1 else ""
+    whose = f" ({best['algorithm']} leads)" if len(simulation.views) > 1 else ""
     return f" average {best['avg']:.4g}, worst 30 % {best['worst30']:.4g}{whose}"
 
 

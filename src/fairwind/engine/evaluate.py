@@ -28,6 +28,10 @@ class Scorer(Protocol):
         """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
         ...
 
+    def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """The same where each model x (R, P) has samples of its own, (R, B, …)."""
+        ...
+
 
 @torch.no_grad()
 def client_scores(
@@ -50,6 +54,33 @@ def client_scores(
             values = torch.cat(each, dim=1)
             of_clients[:, clients.to(x.device)] = score.of_clients(values, sizes[clients])
     return tuple(ranks.sum(*found))
+
+
+@torch.no_grad()
+def own_scores(
+    model: Scorer, federation: Federation, models: Tensor, sizes: Tensor, pick: Pick, device: torch.device
+) -> Tensor:
+    """Mean loss and each score of every client under its own of the models (K, P), as float64 (·, K)."""
+    limit = max(16, NUMBERS.get(device.type, 1 << 22) // max(64, model.per_sample))
+    judges = Score("loss", lambda outputs, targets: outputs), *model.judges
+    found = torch.full((len(judges), len(sizes)), torch.nan, dtype=torch.float64, device=device)
+    # Clients of similar size together: the shorter ones' batches are filled up with their first sample.
+    order = torch.argsort(sizes, stable=True)
+    order = order[sizes[order] > 0]
+    for part in chunks(sizes[order] + 1, limit):
+        clients = order[part]
+        counts = sizes[clients]
+        owner, place = segments(counts)
+        batch = torch.zeros(len(clients), int(counts.max()), dtype=torch.int64)
+        samples = pick(clients)
+        batch[:] = (counts.cumsum(0) - counts)[:, None]
+        batch[owner, place] = torch.arange(len(owner))
+        given = federation.at(samples[batch.to(samples.device)])
+        values = model.own_scores(models[clients.to(models.device)].to(device), *given)
+        for of_clients, score, each in zip(found, judges, values, strict=True):
+            mine = each[owner.to(device), place.to(device)][None]
+            of_clients[clients.to(device)] = score.of_clients(mine, counts)[0]
+    return found
 
 
 def split(federation: Federation, part: str) -> tuple[Tensor, Pick]:

@@ -13,7 +13,8 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, mapped, take
 from fairwind.engine.gradients import Dense, Factored, Gradient, is_linear, watch
 from fairwind.engine.layout import Parts
-from fairwind.engine.plain import PlainModel, activations, copied, judged, read
+from fairwind.engine.modules import activations, copied, read
+from fairwind.engine.plain import PlainModel, judged
 from fairwind.engine.precision import products
 from fairwind.errors import first_line
 from fairwind.layers import CountedRandomness, key_names, stackable
@@ -110,6 +111,11 @@ class StackedModel:
         """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
         scores_of = vmap(self._scores, in_dims=(0, None, None))
         found: tuple[Tensor, ...] = scores_of(self.layout.parts(x), inputs, targets)
+        return found
+
+    def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """The same where each model x (R, P) has samples of its own, (R, B, …)."""
+        found: tuple[Tensor, ...] = vmap(self._scores)(self.layout.parts(x), inputs, targets)
         return found
 
     def _leaves(self, parts: Parts, mask: Tensor) -> tuple[Parts, Seen]:

@@ -3,16 +3,25 @@
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fairwind.data.federation import Federation
-from fairwind.data.samples import cast, kind, mapped, tensors
+from fairwind.data.samples import kind, mapped, tensors
 from fairwind.engine.layout import Layout
 from fairwind.engine.losses import Loss, cross_entropy, needs_labels
+from fairwind.engine.modules import (
+    activations,
+    call,
+    changes_buffers,
+    copied,
+    draws,
+    forward_operations,
+    restore_buffers,
+)
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, counted, key_names
 from fairwind.scores import Score, accuracy, first_output
@@ -108,6 +117,12 @@ class PlainModel:
             found.append(judged(self.loss, self.judges, call(self.module, inputs), targets))
         return tuple(torch.stack(each) for each in zip(*found, strict=True))
 
+    def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """The same where each model x (R, P) has samples of its own, (R, B, …)."""
+        rows = zip(x, *(_rows(each) for each in (inputs, targets)), strict=True)
+        found = [self.scores(flat[None], *own) for flat, *own in rows]
+        return tuple(torch.cat(each) for each in zip(*found, strict=True))
+
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
         """A complete state dict of the user's module with parameters x (P,)."""
         model = copy.deepcopy(self.module)
@@ -142,83 +157,14 @@ class PlainModel:
         self.train()
 
 
+def _rows(samples: Any) -> list[Any]:
+    """Samples (R, B, …), row by row."""
+    return [mapped(itemgetter(r), samples) for r in range(len(tensors(samples)[0]))]
+
+
 def judged(loss: Loss, scores: tuple[Score, ...], outputs: Any, targets: Any) -> tuple[Tensor, ...]:
     """Each sample's loss, and the numbers that each score makes of it."""
     return loss(outputs, targets), *(score.per_sample(outputs, targets) for score in scores)
-
-
-def copied(model: nn.Module, *, training: bool) -> nn.Module:
-    """A deep copy of a module in training or evaluation mode; frozen batch norm stays in the latter."""
-    try:
-        module = copy.deepcopy(model).train(training)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise InputError(f"the model cannot be copied (copy.deepcopy): {first_line(error)}") from error
-    for name, layer in module.named_modules():
-        tracks: Any = getattr(layer, "track_running_stats", False)
-        if not isinstance(layer, nn.modules.batchnorm._NormBase) or not (tracks or _mixes(layer)):
-            continue
-        own = [p.requires_grad for p in layer.parameters(recurse=False)]
-        if any(own) or (not own and model.get_submodule(name).training):
-            raise InputError(
-                f"layer {name or 'model'!r} is {type(layer).__name__}, whose statistics mix a batch's "
-                "samples and differ between clients; use nn.GroupNorm or nn.LayerNorm instead, or freeze it: "
-                "layer.eval().requires_grad_(False)"
-            )
-        layer.eval()
-    return module
-
-
-def _mixes(layer: nn.Module) -> bool:
-    """Whether a normalisation layer mixes samples."""
-    return isinstance(layer, nn.modules.batchnorm._BatchNorm)
-
-
-def call(module: nn.Module, inputs: Any) -> Any:
-    """A module's outputs: a tensor is its argument, a tuple its arguments, a dict its named arguments."""
-    if isinstance(inputs, dict):
-        return read(module(**inputs))
-    return read(module(*inputs) if isinstance(inputs, tuple) else module(inputs))
-
-
-def read(outputs: Any) -> Any:
-    """What a loss is given: an output's `logits`, where it has them, else all of it."""
-    return outputs.logits if hasattr(outputs, "logits") else outputs
-
-
-def restore_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> None:
-    """Undoes what forward passes did to buffers, assigned or written in place."""
-    for name, value in buffers.items():
-        owner, _, own = name.rpartition(".")
-        layer = module.get_submodule(owner)
-        now = layer._buffers.get(own)
-        if now is None or now.shape != value.shape or now.dtype != value.dtype:
-            layer._buffers[own] = value.clone()
-        elif own != "dropout_key":
-            now.detach_().copy_(value)
-
-
-def draws(module: nn.Module, inputs: Any) -> bool:
-    """Whether a forward pass takes numbers from PyTorch's generators."""
-
-    def states() -> list[Tensor]:
-        return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
-
-    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.no_grad():
-        before = states()
-        call(module, inputs)
-        return not all(map(torch.equal, before, states()))
-
-
-def changes_buffers(module: nn.Module, inputs: Any) -> str:
-    """The name of a buffer that a forward pass changes, or nothing."""
-    before = {name: (b, b.clone()) for name, b in module.named_buffers()}
-    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.no_grad():
-        call(module, inputs)
-    now = dict(module.named_buffers())
-    for name, (buffer, value) in before.items():
-        if now.get(name) is not buffer or not torch.equal(now[name], value):
-            return name
-    return ""
 
 
 @contextmanager
@@ -260,33 +206,3 @@ def check_labels(federation: Federation, logits: Any) -> None:
             f"client {client!r} has label {int(labels[at])}, but the model has {classes} outputs: "
             f"labels must be 0 to {classes - 1}"
         )
-
-
-def forward_operations(module: nn.Module, inputs: Any) -> int:
-    """Floating-point operations of a forward pass, in products and convolutions."""
-    counter, devices = FlopCounterMode(display=False), range(torch.cuda.device_count())
-    frozen = copy.deepcopy(module).requires_grad_(
-        False
-    )  # else it looks for gradients that a module may not have
-    with torch.random.fork_rng(devices), torch.no_grad(), counter:
-        call(frozen, inputs)
-    return int(counter.get_total_flops())
-
-
-def activations(module: nn.Module, inputs: Any, dtype: torch.dtype, compute: torch.dtype) -> int:
-    """How many numbers of a type a batch keeps from the forward to the backward pass, about."""
-    given = [*module.parameters(), *module.buffers()]
-    shared = {t.untyped_storage().data_ptr() for t in given}
-    kept: dict[int, int] = {}
-
-    def keep(value: Tensor) -> Tensor:
-        kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        return value
-
-    inputs = cast(mapped(torch.clone, inputs), compute)
-    kept_here = torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value)
-    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad(), kept_here:
-        outputs = call(module, inputs)
-    kept_bytes = sum(n for at, n in kept.items() if at not in shared)
-    held = sum(t.numel() for t in (*tensors(inputs), *tensors(outputs)))
-    return held + kept_bytes // torch.empty((), dtype=dtype).element_size()

@@ -18,7 +18,7 @@ from fairwind.engine.checks import build, check_room, check_runs, check_shapes, 
 from fairwind.engine.choice import choose
 from fairwind.engine.compiling import compiler_found
 from fairwind.engine.curves import Curves
-from fairwind.engine.evaluate import Pick, client_scores, split
+from fairwind.engine.evaluate import Scorer, client_scores, split
 from fairwind.engine.executor import Executor, Outcome, Run
 from fairwind.engine.loop import Loop
 from fairwind.engine.losses import cross_entropy, per_sample
@@ -30,6 +30,7 @@ from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.server import Server
 from fairwind.engine.settings import Model, Settings, resolve
 from fairwind.engine.stacked import Stacked
+from fairwind.engine.views import averaged, judge_views, views_of
 from fairwind.engine.workers import keep_memory, threads
 from fairwind.errors import InputError
 from fairwind.metrics import fairness, finite
@@ -86,13 +87,14 @@ class Simulation:
             keep_memory()
         self.executor = self._executor()
         self.test = split(self.federation, "test")
+        self.views = views_of(self.runs)
         self.round = 0
         self.client_steps = 0
         self.seconds = 0.0
         self.history: list[dict[str, Any]] = []
         self.curves = Curves()
-        found = torch.full((1 + len(self.scores), *shape), torch.nan, dtype=torch.float64)
-        self.loss, self.score, *self.further = found  # (R, K) each: test losses, the main score, other scores
+        found = torch.full((1 + len(self.scores), len(self.views), clients), torch.nan, dtype=torch.float64)
+        self.loss, self.score, *self.further = found  # (views, K) each: test losses, main score, other scores
 
     def _executor(self) -> Executor:
         s = self.settings
@@ -127,17 +129,18 @@ class Simulation:
         for r in asking:
             first.setdefault(self.runs[r].seed, r)
         if first:
-            losses = self._judge(self.x[list(first.values())], *split(self.federation, "train"))[0]
+            train = split(self.federation, "train")
+            with products(self.settings.precision, self.x.device):
+                x = self.x[list(first.values())]
+                losses = client_scores(self._scorer, self.federation, x, *train, self.ranks)[0]
             for r in asking:
                 self.loss0[r] = losses[list(first).index(self.runs[r].seed)]
             self._check_losses(self.loss0)
         self.evaluate()
 
-    def _judge(self, x: Tensor, sizes: Tensor, pick: Pick) -> tuple[Tensor, ...]:
-        """Every client's mean loss and scores under models x (R, P)."""
-        model = self.choice.stacked or self.plain
-        with products(self.settings.precision, self.x.device):
-            return client_scores(model, self.federation, x, sizes, pick, self.ranks)
+    @property
+    def _scorer(self) -> Scorer:
+        return self.choice.stacked or self.plain
 
     def _threads(self, count: int) -> AbstractContextManager[None]:
         """So many threads for kernels on a CPU; on a GPU nothing changes."""
@@ -150,7 +153,7 @@ class Simulation:
     def _reached(self) -> bool:
         """Whether every run's average was at the target when it was last evaluated."""
         target, sign = self.settings.target, self.scores[0].sign
-        newest = self.history[-len(self.runs) :]
+        newest = self.history[-len(self.views) :]
         if target is None or not newest:
             return False
         return all(line["avg"] is not None and sign * line["avg"] >= sign * target for line in newest)
@@ -203,22 +206,30 @@ class Simulation:
     def evaluate(self) -> None:
         """Every client's test loss and scores now, added to the history."""
         self._check_losses(self.lowest[:, None])
-        self.loss, self.score, *self.further = (found.cpu() for found in self._judge(self.x, *self.test))
+        trained = self.views, self.runs, self.x, self.states, self.memories
+        with products(self.settings.precision, self.x.device):
+            judged = judge_views(*trained, self._scorer, self.federation, *self.test, self.ranks)
+        self.loss, self.score, *self.further = judged
         self.curves.add(self.round, self.score)
-        for r, run in enumerate(self.runs):
-            metrics = self._metrics(self.scores[0], self.score[r], r)
+        for i, view in enumerate(self.views):
+            metrics = self._metrics(self.scores[0], self.score[i], i)
             # What the server adapts by; before the first round it has measured nothing.
-            state = self.states[r]._asdict() if self.round else {}
+            state = self.states[view.run]._asdict() if self.round else {}
             scalars = {k: float(v) for k, v in state.items() if v.ndim == 0}
-            line: dict[str, Any] = {"algorithm": run.label, "seed": run.seed, "round": self.round, **metrics}
+            line: dict[str, Any] = {
+                "algorithm": view.label,
+                "seed": view.seed,
+                "round": self.round,
+                **metrics,
+            }
             line |= {k: v for k, v in finite(scalars).items() if k not in line}
             if self.further:
                 others = zip(self.scores[1:], self.further, strict=True)
-                line["scores"] = {score.name: self._metrics(score, found[r], r) for score, found in others}
+                line["scores"] = {score.name: self._metrics(score, found[i], i) for score, found in others}
             self.history.append(line)
 
-    def _metrics(self, score: Score, found: Tensor, r: int) -> dict[str, float | None]:
-        return finite(fairness(found, self.loss[r], self.federation.test, score.kind))
+    def _metrics(self, score: Score, found: Tensor, i: int) -> dict[str, float | None]:
+        return finite(fairness(found, self.loss[i], self.federation.test, score.kind))
 
     def _check_losses(self, losses: Tensor) -> None:
         """Refuses negative losses (R, K) where an algorithm cannot do with them."""
@@ -231,9 +242,13 @@ class Simulation:
                     "losses that are not negative; add a constant to the loss, which changes no gradient"
                 )
 
-    def state_dict(self, r: int) -> dict[str, Tensor]:
-        """The user's module's, with what run r has trained."""
-        return self.plain.state_dict(self.x[r])
+    def state_dict(self, i: int) -> dict[str, Tensor]:
+        """That of the user's module in the i-th view; parameters (K, …), if clients have their own."""
+        _, _, r, model = self.views[i]
+        if model == "personal":
+            return self.layout.unflatten(self.memories.values[r])
+        x = self.x[r] if model == "global" else averaged(self.runs[r], self.states[r])
+        return self.plain.state_dict(x)
 
     def checkpoint(self) -> Checkpoint:
         """Everything that a continuation needs."""

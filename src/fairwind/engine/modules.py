@@ -1,0 +1,115 @@
+"""Users' modules: copied, called, and what one forward pass of them shows."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fairwind.data.samples import cast, mapped, tensors
+from fairwind.errors import InputError, first_line
+
+
+def copied(model: nn.Module, *, training: bool) -> nn.Module:
+    """A deep copy of a module in training or evaluation mode; frozen batch norm stays in the latter."""
+    try:
+        module = copy.deepcopy(model).train(training)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise InputError(f"the model cannot be copied (copy.deepcopy): {first_line(error)}") from error
+    for name, layer in module.named_modules():
+        tracks: Any = getattr(layer, "track_running_stats", False)
+        if not isinstance(layer, nn.modules.batchnorm._NormBase) or not (tracks or _mixes(layer)):
+            continue
+        own = [p.requires_grad for p in layer.parameters(recurse=False)]
+        if any(own) or (not own and model.get_submodule(name).training):
+            raise InputError(
+                f"layer {name or 'model'!r} is {type(layer).__name__}, whose statistics mix a batch's "
+                "samples and differ between clients; use nn.GroupNorm or nn.LayerNorm instead, or freeze it: "
+                "layer.eval().requires_grad_(False)"
+            )
+        layer.eval()
+    return module
+
+
+def _mixes(layer: nn.Module) -> bool:
+    """Whether a normalisation layer mixes samples."""
+    return isinstance(layer, nn.modules.batchnorm._BatchNorm)
+
+
+def call(module: nn.Module, inputs: Any) -> Any:
+    """A module's outputs: a tensor is its argument, a tuple its arguments, a dict its named arguments."""
+    if isinstance(inputs, dict):
+        return read(module(**inputs))
+    return read(module(*inputs) if isinstance(inputs, tuple) else module(inputs))
+
+
+def read(outputs: Any) -> Any:
+    """What a loss is given: an output's `logits`, where it has them, else all of it."""
+    return outputs.logits if hasattr(outputs, "logits") else outputs
+
+
+def restore_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """Undoes what forward passes did to buffers, assigned or written in place."""
+    for name, value in buffers.items():
+        owner, _, own = name.rpartition(".")
+        layer = module.get_submodule(owner)
+        now = layer._buffers.get(own)
+        if now is None or now.shape != value.shape or now.dtype != value.dtype:
+            layer._buffers[own] = value.clone()
+        elif own != "dropout_key":
+            now.detach_().copy_(value)
+
+
+def draws(module: nn.Module, inputs: Any) -> bool:
+    """Whether a forward pass takes numbers from PyTorch's generators."""
+
+    def states() -> list[Tensor]:
+        return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.no_grad():
+        before = states()
+        call(module, inputs)
+        return not all(map(torch.equal, before, states()))
+
+
+def changes_buffers(module: nn.Module, inputs: Any) -> str:
+    """The name of a buffer that a forward pass changes, or nothing."""
+    before = {name: (b, b.clone()) for name, b in module.named_buffers()}
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.no_grad():
+        call(module, inputs)
+    now = dict(module.named_buffers())
+    for name, (buffer, value) in before.items():
+        if now.get(name) is not buffer or not torch.equal(now[name], value):
+            return name
+    return ""
+
+
+def forward_operations(module: nn.Module, inputs: Any) -> int:
+    """Floating-point operations of a forward pass, in products and convolutions."""
+    counter, devices = FlopCounterMode(display=False), range(torch.cuda.device_count())
+    frozen = copy.deepcopy(module).requires_grad_(
+        False
+    )  # else it looks for gradients that a module may not have
+    with torch.random.fork_rng(devices), torch.no_grad(), counter:
+        call(frozen, inputs)
+    return int(counter.get_total_flops())
+
+
+def activations(module: nn.Module, inputs: Any, dtype: torch.dtype, compute: torch.dtype) -> int:
+    """How many numbers of a type a batch keeps from the forward to the backward pass, about."""
+    given = [*module.parameters(), *module.buffers()]
+    shared = {t.untyped_storage().data_ptr() for t in given}
+    kept: dict[int, int] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    inputs = cast(mapped(torch.clone, inputs), compute)
+    kept_here = torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value)
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad(), kept_here:
+        outputs = call(module, inputs)
+    kept_bytes = sum(n for at, n in kept.items() if at not in shared)
+    held = sum(t.numel() for t in (*tensors(inputs), *tensors(outputs)))
+    return held + kept_bytes // torch.empty((), dtype=dtype).element_size()
