@@ -83,7 +83,7 @@ def rehearse(algorithm: AnyAlgorithm, x: Tensor, state: Any, report: Report, del
         changes = change.shared * (0 if shared is None else shared(state)) + _column(change.update) * delta
         more = (torch.where(usable[:, None], changes, 0).sum(0),)
     elif isinstance(algorithm, GradientAlgorithm):
-        more = (torch.where(usable[:, None], delta, 0).mean(0),)
+        more = (torch.where(usable[:, None], delta, 0).sum(0) / usable.sum().clamp(min=1),)
     return Round(*advance(algorithm, x, state, *total(algorithm, report, delta), *more))
 
 
@@ -265,10 +265,10 @@ _OF_SUMS: tuple[Callable[[SumAlgorithm], None], ...] = (
     _local_part_is_elementwise,
 )
 _OF_ALL: tuple[Callable[[AnyAlgorithm], None], ...] = (
-    _absent_is_unusable,
+    _state_keeps_its_shapes,
     _pure,
     _any_order,
-    _state_keeps_its_shapes,
+    _absent_is_unusable,
     _no_client_no_step,
     _downwards,
 )
