@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairwind import setups
-from fairwind.algorithms import REGISTRY
+from fairwind.algorithms import REGISTRY, with_sets
 from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import AnyAlgorithm, is_algorithm
 from fairwind.directory import RunDirectory, damaged
@@ -209,6 +209,7 @@ def labelled(given: Algorithms) -> dict[str, AnyAlgorithm | str]:
                 )
         return dict(given)
     several: Any = [given] if isinstance(given, str) or is_algorithm(given) else list(given)
+    several = with_sets(several)
     found: dict[str, AnyAlgorithm | str] = {}
     for algorithm in several:
         if not (isinstance(algorithm, str) or is_algorithm(algorithm)):

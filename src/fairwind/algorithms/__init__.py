@@ -1,6 +1,6 @@
 """The algorithms, by name: `fairwind.algorithms.adafedadam(alpha=2)`, or `build("adafedadam:alpha=2")`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -13,11 +13,21 @@ from fairwind.algorithms import fedprox as _fedprox
 from fairwind.algorithms import mime as _mime
 from fairwind.algorithms import qfedavg as _qfedavg
 from fairwind.algorithms import scaffold as _scaffold
-from fairwind.contract import AnyAlgorithm
+from fairwind.contract import (
+    Algorithm,
+    AnyAlgorithm,
+    CohortAlgorithm,
+    GradientAlgorithm,
+    GramAlgorithm,
+    LocalAlgorithm,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+)
 from fairwind.spec import call, parameters, with_parameters
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=AnyAlgorithm)
+T = TypeVar("T")
 
 
 def _named(builder: Callable[P, A]) -> Callable[P, A]:
@@ -62,6 +72,56 @@ REGISTRY: dict[str, Callable[..., AnyAlgorithm]] = {
 }
 
 PAPER = ("fedavg", "fedadam", "fednova", "qfedavg", "adafedadam")  # the paper's comparison
+FAIR = (
+    "adafedadam",
+    "qfedavg",
+    "term",
+    "fedeba",
+    "propfair",
+    "afl",
+    "aaggff",
+    "gifair",
+    "fedmgda",
+    "fedfv",
+    "ditto",
+)
+ACCELERATED = (
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "fedavgm",
+    "fedexp",
+    "fednova",
+    "fedprox",
+    "fedcm",
+    "mimelite",
+    "mime",
+    "scaffold",
+    "feddyn",
+)
+SETS = {"paper": PAPER, "fair": FAIR, "accelerated": ACCELERATED, "all": tuple(REGISTRY)}
+
+NEEDS: dict[type, str] = {
+    Algorithm: "one sum over clients: run anywhere, under secure aggregation too",
+    LocalAlgorithm: "one sum, and local steps that the algorithm bends",
+    GradientAlgorithm: "the clients' mean full gradient besides",
+    MemoryAlgorithm: "a vector that each client keeps from round to round",
+    PersonalAlgorithm: "a model that each client trains for itself",
+    CohortAlgorithm: "a server that sees every client's report before it weighs them",
+    GramAlgorithm: "and the inner products of all updates",
+}
+
+
+def with_sets(given: Iterable[T]) -> tuple[T | str, ...]:
+    """Names and specs, with sets such as "fair" replaced by what is in them and is not there already."""
+    given = list(given)
+    found: list[T | str] = []
+    for each in given:
+        if isinstance(each, str) and each in SETS:
+            found += [name for name in SETS[each] if name not in found and name not in given]
+        else:
+            found.append(each)
+    return tuple(found)
 
 
 def build(spec: str) -> AnyAlgorithm:

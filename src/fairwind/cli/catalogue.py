@@ -60,9 +60,13 @@ class List:
             text = f"{(s.builder.__doc__ or '').rstrip()} {s.rounds} rounds; local SGD, {local}."
             described[name] = (s.parameters, text)
         out.print(_listing("setups", described))
-        builders = algorithms.REGISTRY.items()
-        documents = {name: (parameters(b), _document(b)) for name, b in builders}
-        out.print(_listing("algorithms", documents))
+        for needs, title in algorithms.NEEDS.items():
+            builders = {n: b for n, b in algorithms.REGISTRY.items() if isinstance(b(), needs)}
+            documents = {name: (parameters(b), _document(b)) for name, b in builders.items()}
+            out.print(_listing(f"algorithms that need {title}", documents))
+        for name, names in algorithms.SETS.items():
+            if name != "all":
+                out.print(f"[bold]--algorithms {name}[/]: {' '.join(names)}", highlight=False)
 
 
 def _document(builder: Any) -> str:

@@ -69,7 +69,7 @@ class Compare:
     """Number of clients of a setup; the same as SETUP:clients=…"""
     algorithms: tuple[str, ...] = algorithms.PAPER
     """Algorithms to compare; parameters follow a colon, as in adafedadam:alpha=2,warmup=0. One of your own is
-    FILE.py:NAME of a fairwind.Algorithm."""
+    FILE.py:NAME of a fairwind.Algorithm. A set is named paper, fair, accelerated or all."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of initial weights, batch order and participation; every algorithm runs under each."""
     rounds: Whole = None
@@ -168,7 +168,7 @@ class Compare:
             settings = settings_of(spec, **changes)
         else:
             spec, settings = self.task, changed_settings(own.solver, own.rounds, **changes)
-        specs = tuple(self._with_alpha(algorithm) for algorithm in self.algorithms)
+        specs = tuple(self._with_alpha(algorithm) for algorithm in algorithms.with_sets(self.algorithms))
         if self.alpha is not None and specs == self.algorithms:
             raise InputError("--alpha is AdaFedAdam's, and no adafedadam without its own alpha is compared")
         return Recipe(spec, specs, self.seeds, settings)

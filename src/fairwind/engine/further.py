@@ -127,5 +127,6 @@ class Further:
                 each = size / chunk.selection.size[chunk.row_entry[here]]
                 flat = self.layout.from_matrices([m[here] for m in sums])
                 flat = torch.where(counted[:, None], flat, 0).double()
-                found[r] = torch.where(counted, each, 0) @ flat, torch.where(counted, size, 0).sum()
+                total = torch.where(counted, each, 0)[None] @ flat
+                found[r] = total[0], torch.where(counted, size, 0).sum()
         return found

@@ -44,7 +44,8 @@ def changed(change: Change, memory: Tensor, shared: Tensor | float, update: Tens
     """By how much memories (n, P) change, given the server's u (P,) and updates δ (n, P)."""
 
     def factor(number: float | Tensor) -> Tensor:
-        return torch.as_tensor(number, dtype=memory.dtype, device=memory.device).expand(len(memory))[:, None]
+        numbers = number if isinstance(number, Tensor) else memory.new_full((), number)
+        return numbers.to(memory.dtype).expand(len(memory))[:, None]
 
     found = factor(change.own) * memory + factor(change.shared) * shared + factor(change.update) * update
     return torch.where(usable[:, None], found, 0)
