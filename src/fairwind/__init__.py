@@ -5,7 +5,22 @@ __version__ = "0.1.0"
 from fairwind import algorithms, models, scores
 from fairwind.api import compare, setup, simulate
 from fairwind.comparison import Comparison, Result, load
-from fairwind.contract import Algorithm, Contribution, Report, Stateless
+from fairwind.contract import (
+    Algorithm,
+    Change,
+    Cohort,
+    CohortAlgorithm,
+    Contribution,
+    GradientAlgorithm,
+    GramAlgorithm,
+    Local,
+    LocalAlgorithm,
+    Memory,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+    Report,
+    Stateless,
+)
 from fairwind.data.federation import Federation
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
@@ -15,10 +30,20 @@ from fairwind.task import Task
 
 __all__ = [
     "Algorithm",
+    "Change",
+    "Cohort",
+    "CohortAlgorithm",
     "Comparison",
     "Contribution",
     "Federation",
+    "GradientAlgorithm",
+    "GramAlgorithm",
     "InputError",
+    "Local",
+    "LocalAlgorithm",
+    "Memory",
+    "MemoryAlgorithm",
+    "PersonalAlgorithm",
     "Report",
     "Result",
     "Score",

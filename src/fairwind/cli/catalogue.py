@@ -14,6 +14,8 @@ from fairwind.references import is_reference, load_task
 from fairwind.setups import Where
 from fairwind.spec import Parameters, parameters
 
+WIDEST = max(map(len, (*setups.SETUPS, *algorithms.REGISTRY)))
+
 
 @dataclass(frozen=True)
 class Data:
@@ -77,6 +79,7 @@ def _document(builder: Any) -> str:
 
 def _listing(title: str, entries: dict[str, tuple[Parameters, str]]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 1, 0))
+    table.add_column(min_width=WIDEST)
     for name, (known, text) in entries.items():
         first, _, rest = text.partition("\n\n")
         given = ", ".join(f"{key}={_value(default)}" for key, (_, default) in known.items())
