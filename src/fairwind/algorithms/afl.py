@@ -1,0 +1,48 @@
+"""The model for the worst mixture of clients: λ climbs on their losses, the model descends on λ's.
+
+Mohri, Sivek, Suresh: Agnostic Federated Learning. ICML 2019, Algorithm 1 (Stochastic-AFL).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import Cohort, CohortAlgorithm
+from fairwind.errors import in_range
+from fairwind.simplex import project
+
+
+class State(NamedTuple):
+    mixture: Tensor  # λ (K,)
+    average: Tensor  # (P,) of the models after each round
+    rounds: Tensor
+
+
+def afl(*, lr_lambda: float = 0.1, lr: float = 1.0) -> CohortAlgorithm[State]:
+    """AFL: `lr_lambda` is λ's rate and `lr` the server's. The average of all models is evaluated, too.
+
+    Absent clients count for λ with the mean loss of those present. The updates of these are weighed by their
+    shares of λ; if they have none, the model stays.
+    """
+    in_range(0, math.inf, lr_lambda=lr_lambda, lr=lr)
+
+    def init(x: Tensor, clients: int) -> State:
+        mixture = torch.full((clients,), 1 / clients, dtype=torch.float64, device=x.device)
+        return State(mixture, x.clone(), torch.zeros((), dtype=torch.float64, device=x.device))
+
+    def weigh(s: State, cohort: Cohort) -> tuple[Tensor, State]:
+        present = s.mixture[cohort.client]
+        share = present.sum()
+        loss = cohort.report.loss.double()
+        loss = loss - loss.max()  # a constant changes nothing
+        losses = loss.mean().expand_as(s.mixture).index_copy(0, cohort.client, loss)
+        mixture = project(s.mixture + lr_lambda * losses)
+        return present / torch.where(share > 0, share, 1), s._replace(mixture=mixture)
+
+    def server(x: Tensor, s: State, total: Tensor) -> tuple[Tensor, State]:
+        new, rounds = x - lr * total, s.rounds + 1
+        return new, State(s.mixture, s.average + (new - s.average) / rounds, rounds)
+
+    return CohortAlgorithm(init, weigh, server, "loss", also=lambda s: s.average)

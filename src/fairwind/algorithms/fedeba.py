@@ -1,0 +1,29 @@
+"""Clients weigh by e^{F/τ}, the weights of largest entropy for a given mean loss.
+
+Wang, Wang, Karimireddy, Tang: FedEBA+: Towards Fair and Effective Federated Learning via Entropy-Based Model.
+arXiv 2301.12407: its aggregation alone, without the alignment of gradients and models.
+"""
+
+import math
+
+import torch
+
+from fairwind.algorithms.term import Sums, term, tilt
+from fairwind.contract import Algorithm, Contribution, Report, Stateless
+from fairwind.errors import in_range, positive
+
+
+def fedeba(*, tau: float = 0.1, sized: bool = False, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+    """FedEBA+'s aggregation; where it is `sized`, a client's prior weight is its size, and otherwise 1.
+
+    Losses beyond ±600·τ count as if they were that. `lr` is the server's rate.
+    """
+    positive(tau=tau)
+    in_range(0, math.inf, lr=lr)
+    tilted = term(t=1 / tau, lr=lr)
+
+    def client(r: Report) -> Contribution[Sums]:
+        weight = (r.size if sized else torch.ones_like(r.size)) * tilt(1 / tau, r.loss)
+        return Contribution(weight, Sums(weight))
+
+    return tilted._replace(client=client)

@@ -1,0 +1,37 @@
+"""Clients weigh by size and by the rank of their loss, which pulls all losses together.
+
+Yue, Nouiehed, Al Kontar: GIFAIR-FL: A Framework for Group and Individual Fairness in Federated Learning.
+INFORMS Journal on Data Science 2023, Algorithm 1 with each client a group of its own.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import Cohort, CohortAlgorithm, Stateless
+from fairwind.errors import in_range
+
+
+def gifair(*, lam: float = 0.1, lr: float = 1.0) -> CohortAlgorithm[Stateless]:
+    """GIFAIR-FL: `lam` is λ as a share of the largest that leaves all weights positive; 0 is FedAvg."""
+    in_range(0, 1, lam=lam)
+    in_range(0, math.inf, lr=lr)
+
+    def weigh(s: Stateless, cohort: Cohort) -> tuple[Tensor, Stateless]:
+        size, loss = cohort.report.size.double(), cohort.report.loss
+        p = size / size.sum()
+        largest = p.min() / max(len(p) - 1, 1)  # λ_max
+        return p + lam * largest * rank(loss), s
+
+    def server(x: Tensor, s: Stateless, total: Tensor) -> tuple[Tensor, Stateless]:
+        return x - lr * total, s
+
+    return CohortAlgorithm(lambda x, clients: Stateless(), weigh, server, "loss")
+
+
+def rank(loss: Tensor) -> Tensor:
+    """r_k = Σ_j sign(F_k − F_j): how many losses are smaller, less how many are larger."""
+    ordered = loss.sort().values
+    below = torch.searchsorted(ordered, loss)
+    return (below + torch.searchsorted(ordered, loss, right=True) - len(loss)).double()

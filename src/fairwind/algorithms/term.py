@@ -1,0 +1,41 @@
+"""Clients with larger loss weigh more, by e^{tF}: between the mean loss and the largest.
+
+Li, Beirami, Sanjabi, Smith: Tilted Empirical Risk Minimization. ICLR 2021,
+Algorithm 1 with clients as groups.
+"""
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fairwind.contract import Algorithm, Contribution, Report, Stateless
+from fairwind.errors import in_range
+
+STEEPEST = 600.0  # e^600 leaves float64 room for sums over clients
+
+
+class Sums(NamedTuple):
+    weight: Tensor  # ΣS·e^{tF}
+
+
+def term(*, t: float = 0.1, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+    """TERM: t = 0 weighs by size, and a large t leaves only the client of the largest loss.
+
+    Losses with t·F beyond ±600 count as if it were ±600. `lr` is the server's rate.
+    """
+    in_range(0, math.inf, t=t, lr=lr)
+
+    def client(r: Report) -> Contribution[Sums]:
+        weight = r.size * tilt(t, r.loss)
+        return Contribution(weight, Sums(weight))
+
+    def server(x: Tensor, state: Stateless, total: Tensor, sums: Sums) -> tuple[Tensor, Stateless]:
+        return x - lr * total / sums.weight, state
+
+    return Algorithm(lambda _: Stateless(), client, server, probe="loss")
+
+
+def tilt(t: float, loss: Tensor) -> Tensor:
+    """e^{t·loss}, which neither overflows nor vanishes."""
+    return (t * loss.double()).clamp(-STEEPEST, STEEPEST).exp()
