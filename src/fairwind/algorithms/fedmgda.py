@@ -1,0 +1,51 @@
+"""The direction that all clients agree on: the shortest mixture of their unit-length updates.
+
+Hu, Shaloudegi, Zhang, Yu: Federated Learning Meets Multi-Objective Optimization.
+IEEE Transactions on Network Science and Engineering 2022, Algorithm 1 (FedMGDA+).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import Cohort, GramAlgorithm
+from fairwind.errors import in_range
+from fairwind.simplex import least
+
+
+class State(NamedTuple):
+    lr: Tensor  # η of this round
+
+
+def fedmgda(
+    *, eps: float = 0.2, sized: bool = False, lr: float = 1.0, decay: float = 1.0
+) -> GramAlgorithm[State]:
+    """FedMGDA+: no weight is farther than `eps` from λ₀, which is uniform, or by size where it is `sized`.
+
+    With eps ≥ 1 no client's loss rises to first order; with 0 the weights are λ₀. The server's rate is `lr`,
+    times `decay` after each round.
+    """
+    in_range(0, math.inf, eps=eps, lr=lr, decay=decay)
+
+    def init(x: Tensor, clients: int) -> State:
+        return State(torch.tensor(lr, dtype=torch.float64, device=x.device))
+
+    def weigh(s: State, cohort: Cohort, gram: Tensor) -> tuple[Tensor, State]:
+        norm = gram.diagonal().sqrt()
+        (moved,) = torch.nonzero(norm, as_tuple=True)  # an update of zero has no direction
+        coef = torch.zeros_like(norm)
+        if len(moved) == 0:
+            return coef, s
+        norm = norm[moved]
+        prior = cohort.report.size.double()[moved] if sized else torch.ones_like(norm)
+        prior = prior / prior.sum()  # λ₀
+        cosine = gram[moved][:, moved] / norm / norm[:, None]
+        mixture = least(cosine, torch.zeros_like(norm), (prior - eps).clamp(min=0), prior + eps, prior)  # λ*
+        return coef.index_copy(0, moved, mixture / norm), s
+
+    def server(x: Tensor, s: State, total: Tensor) -> tuple[Tensor, State]:
+        return x - s.lr * total, State(s.lr * decay)
+
+    return GramAlgorithm(init, weigh, server, "none")
