@@ -4,15 +4,23 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from fairwind.algorithms import aaggff as _aaggff
 from fairwind.algorithms import adafedadam as _adafedadam
+from fairwind.algorithms import afl as _afl
 from fairwind.algorithms import ditto as _ditto
 from fairwind.algorithms import fedadam as _fedadam
 from fairwind.algorithms import fedavg as _fedavg
+from fairwind.algorithms import fedeba as _fedeba
+from fairwind.algorithms import fedfv as _fedfv
+from fairwind.algorithms import fedmgda as _fedmgda
 from fairwind.algorithms import fednova as _fednova
 from fairwind.algorithms import fedprox as _fedprox
+from fairwind.algorithms import gifair as _gifair
 from fairwind.algorithms import mime as _mime
+from fairwind.algorithms import propfair as _propfair
 from fairwind.algorithms import qfedavg as _qfedavg
 from fairwind.algorithms import scaffold as _scaffold
+from fairwind.algorithms import term as _term
 from fairwind.contract import (
     Algorithm,
     AnyAlgorithm,
@@ -56,6 +64,15 @@ mimelite = _named(_mime.mimelite)
 qfedavg = _named(_qfedavg.qfedavg)
 scaffold = _named(_scaffold.scaffold)
 
+aaggff = _named(_aaggff.aaggff)
+afl = _named(_afl.afl)
+fedeba = _named(_fedeba.fedeba)
+fedfv = _named(_fedfv.fedfv)
+fedmgda = _named(_fedmgda.fedmgda)
+gifair = _named(_gifair.gifair)
+propfair = _named(_propfair.propfair)
+term = _named(_term.term)
+
 REGISTRY: dict[str, Callable[..., AnyAlgorithm]] = {
     "fedavg": fedavg,
     "fedadam": fedadam,
@@ -64,6 +81,14 @@ REGISTRY: dict[str, Callable[..., AnyAlgorithm]] = {
     "adafedadam": adafedadam,
     "fedyogi": fedyogi,
     "fedadagrad": fedadagrad,
+    "term": term,
+    "afl": afl,
+    "fedmgda": fedmgda,
+    "fedfv": fedfv,
+    "propfair": propfair,
+    "gifair": gifair,
+    "aaggff": aaggff,
+    "fedeba": fedeba,
     "ditto": ditto,
     "fedprox": fedprox,
     "mime": mime,
@@ -132,12 +157,21 @@ def build(spec: str) -> AnyAlgorithm:
 __all__ = [
     "PAPER",
     "REGISTRY",
+    "aaggff",
     "adafedadam",
+    "afl",
     "build",
+    "ditto",
     "fedadagrad",
     "fedadam",
     "fedavg",
+    "fedeba",
+    "fedfv",
+    "fedmgda",
     "fednova",
     "fedyogi",
+    "gifair",
+    "propfair",
     "qfedavg",
+    "term",
 ]
