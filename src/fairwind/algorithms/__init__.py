@@ -8,6 +8,10 @@ from fairwind.algorithms import adafedadam as _adafedadam
 from fairwind.algorithms import ditto as _ditto
 from fairwind.algorithms import fedadam as _fedadam
 from fairwind.algorithms import fedavg as _fedavg
+from fairwind.algorithms import fedavgm as _fedavgm
+from fairwind.algorithms import fedcm as _fedcm
+from fairwind.algorithms import feddyn as _feddyn
+from fairwind.algorithms import fedexp as _fedexp
 from fairwind.algorithms import fednova as _fednova
 from fairwind.algorithms import fedprox as _fedprox
 from fairwind.algorithms import mime as _mime
@@ -47,6 +51,10 @@ adafedadam = _named(_adafedadam.adafedadam)
 fedadagrad = _named(_fedadam.fedadagrad)
 fedadam = _named(_fedadam.fedadam)
 fedavg = _named(_fedavg.fedavg)
+fedavgm = _named(_fedavgm.fedavgm)
+fedcm = _named(_fedcm.fedcm)
+feddyn = _named(_feddyn.feddyn)
+fedexp = _named(_fedexp.fedexp)
 fednova = _named(_fednova.fednova)
 fedprox = _named(_fedprox.fedprox)
 fedyogi = _named(_fedadam.fedyogi)
@@ -65,10 +73,14 @@ REGISTRY: dict[str, Callable[..., AnyAlgorithm]] = {
     "fedyogi": fedyogi,
     "fedadagrad": fedadagrad,
     "ditto": ditto,
+    "fedavgm": fedavgm,
+    "fedexp": fedexp,
     "fedprox": fedprox,
-    "mime": mime,
+    "fedcm": fedcm,
     "mimelite": mimelite,
+    "mime": mime,
     "scaffold": scaffold,
+    "feddyn": feddyn,
 }
 
 PAPER = ("fedavg", "fedadam", "fednova", "qfedavg", "adafedadam")  # the paper's comparison
@@ -137,7 +149,15 @@ __all__ = [
     "fedadagrad",
     "fedadam",
     "fedavg",
+    "fedavgm",
+    "fedcm",
+    "feddyn",
+    "fedexp",
     "fednova",
+    "fedprox",
     "fedyogi",
+    "mime",
+    "mimelite",
     "qfedavg",
+    "scaffold",
 ]
