@@ -5,6 +5,7 @@ samples of a client are alike, so that no order of batches matters.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from conftest import FEATURES, Point, make_federation
+from conftest import CLASSES, DEVICE, FEATURES, Point, make_federation
 from fairwind import Federation, Settings, Solver, algorithms
-from fairwind.aggregation import first_state, refuses
+from fairwind.aggregation import contribute, first_state, refuses
 from fairwind.contract import AnyAlgorithm, LocalAlgorithm, MemoryAlgorithm, Report
+from fairwind.engine.compiling import compiler_found
 from fairwind.engine.executor import Run
 from fairwind.engine.server import is_elementwise
 from fairwind.engine.simulation import Simulation
@@ -414,7 +416,37 @@ def test_alone_is_as_beside_others(ragged: Federation) -> None:
         torch.testing.assert_close(alone.x[0], together.x[r], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not compiler_found(torch.device(DEVICE)), reason="needs a compiler")
+def test_compiled_is_eager(ragged: Federation) -> None:
+    def model() -> nn.Module:
+        return nn.Linear(FEATURES, CLASSES).double()
+
+    eager = simulation(ragged, ["fedavg", *NAMES], [0, 1], solver=SOLVERS["sgd"], model=model)
+    compiled = Simulation(model, ragged, eager.runs, replace(eager.settings, compile="on"))
+    assert_together(eager, compiled, rounds=3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_stays_on_the_device_of_what_is_given(name: str) -> None:
+    """On the meta device, where a tensor that is made elsewhere shows."""
+    algorithm, x = algorithms.build(name), torch.ones(P, device="meta")
+    state = first_state(algorithm, x, 4)
+    report = Report(*[torch.ones(4, dtype=torch.float64, device="meta")] * len(Report._fields))
+    found = rehearse(algorithm, x, state, report, torch.ones(4, P, dtype=torch.float64, device="meta"))
+    numbers = client_numbers(algorithm, state, report)
+    assert all(tensor.is_meta for tensor in (*state, found.x, *found.state))
+    assert all(tensor.is_meta for tensor in numbers if tensor.ndim)
+
+
 # What is refused, and what is survived
+
+
+def test_a_client_whose_memory_would_not_be_finite_is_left_out() -> None:
+    report, _ = reports(3, seed=2)
+    for spoilt in (report.lr * torch.tensor([1, 0, 1]), report.lr * torch.tensor([1, torch.nan, 1])):
+        _, usable = contribute(algorithms.scaffold(), report._replace(lr=spoilt))
+        assert usable.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
