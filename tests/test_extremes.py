@@ -15,7 +15,7 @@ from command import refused, succeeded
         (["--clients", "1000000000"], "clients=1000000000 is out of range"),
         (["--workers", "0"], "workers=0"),
         (["--clip", "-1"], "clip=-1"),
-        (["--solver", "adam", "--algorithms", "fednova"], "fednova weighs clients by their steps"),
+        (["--solver", "adam", "--algorithms", "fednova"], "fednova divides by its clients' steps"),
     ],
 )
 def test_one_line(words: list[str], message: str, tmp_path) -> None:

@@ -60,4 +60,4 @@ def test_what_an_algorithm_needs_is_found_by_asking_it() -> None:
     needs = {name: refuses(build(), loss=-1.0) for name, build in algorithms.REGISTRY.items()}
     assert [name for name, needed in needs.items() if needed] == ["qfedavg", "adafedadam", "aaggff"]
     steps = {name: refuses(build(), steps=torch.nan) for name, build in algorithms.REGISTRY.items()}
-    assert [name for name, needed in steps.items() if needed] == ["fednova"]
+    assert [name for name, needed in steps.items() if needed] == ["fednova", "fedcm", "scaffold"]

@@ -73,7 +73,7 @@ def test_fednova_refuses_a_solver_without_weights_of_gradients(ragged: Federatio
     runs = [Run("fednova", algorithms.fednova(), 0)]
     settings = Settings(solver=Solver(optimizer=optimizer))
     name = getattr(optimizer, "__name__", optimizer)
-    with pytest.raises(InputError, match=rf"fednova weighs clients by their steps .* {name} does not have"):
+    with pytest.raises(InputError, match=rf"fednova divides by its clients' steps .* {name} does not have"):
         Simulation(dropout_model, ragged, runs, settings)
 
 

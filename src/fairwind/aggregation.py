@@ -42,9 +42,16 @@ def contribute(algorithm: SumAlgorithm, report: Report) -> tuple[Contribution[An
     Their updates must still be masked by the caller (`where`, never 0·NaN): only norms are seen here.
     """
     part = algorithm.client(report)
-    usable = usable_clients(algorithm, report, part.coef, *part.sums)
+    usable = usable_clients(algorithm, report, part.coef, *part.sums, *_memory_changes(algorithm, report))
     sums = type(part.sums)(*(torch.where(usable, s, 0) for s in part.sums))
     return Contribution(torch.where(usable, part.coef, 0), sums), usable
+
+
+def _memory_changes(algorithm: SumAlgorithm, report: Report) -> list[Tensor]:
+    """The factors by which clients' memories change, as far as they depend on the report."""
+    if not isinstance(algorithm, MemoryAlgorithm):
+        return []
+    return [factor for factor in algorithm.memory.change(report) if isinstance(factor, Tensor)]
 
 
 def refuses(algorithm: AnyAlgorithm, **values: float) -> bool:
@@ -60,7 +67,7 @@ def refuses(algorithm: AnyAlgorithm, **values: float) -> bool:
             numbers = coef, *state
         else:
             part = algorithm.client(report)
-            numbers = part.coef, *part.sums
+            numbers = part.coef, *part.sums, *_memory_changes(algorithm, report)
         return all(bool(torch.isfinite(number).all()) for number in numbers)
 
     return finite(usual) and not finite(changed)

@@ -10,7 +10,11 @@ from fairwind.algorithms import afl as _afl
 from fairwind.algorithms import ditto as _ditto
 from fairwind.algorithms import fedadam as _fedadam
 from fairwind.algorithms import fedavg as _fedavg
+from fairwind.algorithms import fedavgm as _fedavgm
+from fairwind.algorithms import fedcm as _fedcm
+from fairwind.algorithms import feddyn as _feddyn
 from fairwind.algorithms import fedeba as _fedeba
+from fairwind.algorithms import fedexp as _fedexp
 from fairwind.algorithms import fedfv as _fedfv
 from fairwind.algorithms import fedmgda as _fedmgda
 from fairwind.algorithms import fednova as _fednova
@@ -51,26 +55,29 @@ def _named(builder: Callable[P, A]) -> Callable[P, A]:
     return build_named
 
 
+aaggff = _named(_aaggff.aaggff)
 adafedadam = _named(_adafedadam.adafedadam)
+afl = _named(_afl.afl)
+ditto = _named(_ditto.ditto)
 fedadagrad = _named(_fedadam.fedadagrad)
 fedadam = _named(_fedadam.fedadam)
 fedavg = _named(_fedavg.fedavg)
+fedavgm = _named(_fedavgm.fedavgm)
+fedcm = _named(_fedcm.fedcm)
+feddyn = _named(_feddyn.feddyn)
+fedeba = _named(_fedeba.fedeba)
+fedexp = _named(_fedexp.fedexp)
+fedfv = _named(_fedfv.fedfv)
+fedmgda = _named(_fedmgda.fedmgda)
 fednova = _named(_fednova.fednova)
 fedprox = _named(_fedprox.fedprox)
 fedyogi = _named(_fedadam.fedyogi)
-ditto = _named(_ditto.ditto)
+gifair = _named(_gifair.gifair)
 mime = _named(_mime.mime)
 mimelite = _named(_mime.mimelite)
+propfair = _named(_propfair.propfair)
 qfedavg = _named(_qfedavg.qfedavg)
 scaffold = _named(_scaffold.scaffold)
-
-aaggff = _named(_aaggff.aaggff)
-afl = _named(_afl.afl)
-fedeba = _named(_fedeba.fedeba)
-fedfv = _named(_fedfv.fedfv)
-fedmgda = _named(_fedmgda.fedmgda)
-gifair = _named(_gifair.gifair)
-propfair = _named(_propfair.propfair)
 term = _named(_term.term)
 
 REGISTRY: dict[str, Callable[..., AnyAlgorithm]] = {
@@ -90,10 +97,14 @@ REGISTRY: dict[str, Callable[..., AnyAlgorithm]] = {
     "aaggff": aaggff,
     "fedeba": fedeba,
     "ditto": ditto,
+    "fedavgm": fedavgm,
+    "fedexp": fedexp,
     "fedprox": fedprox,
-    "mime": mime,
+    "fedcm": fedcm,
     "mimelite": mimelite,
+    "mime": mime,
     "scaffold": scaffold,
+    "feddyn": feddyn,
 }
 
 PAPER = ("fedavg", "fedadam", "fednova", "qfedavg", "adafedadam")  # the paper's comparison
@@ -165,13 +176,28 @@ __all__ = [
     "fedadagrad",
     "fedadam",
     "fedavg",
+<<<<<<< HEAD
     "fedeba",
     "fedfv",
     "fedmgda",
+=======
+    "fedavgm",
+    "fedcm",
+    "feddyn",
+    "fedexp",
+>>>>>>> accelerated
     "fednova",
+    "fedprox",
     "fedyogi",
+<<<<<<< HEAD
     "gifair",
     "propfair",
     "qfedavg",
     "term",
+=======
+    "mime",
+    "mimelite",
+    "qfedavg",
+    "scaffold",
+>>>>>>> accelerated
 ]

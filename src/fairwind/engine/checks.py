@@ -28,7 +28,7 @@ def check_runs(runs: list[Run], settings: Settings, ranks: Ranks) -> None:
             )
         if not tells_steps and refuses(run.algorithm, steps=torch.nan):
             raise InputError(
-                f"{run.label} weighs clients by their steps (‖a‖₁), which {solver.name} does not have: "
+                f"{run.label} divides by its clients' steps (‖a‖₁), which {solver.name} does not have: "
                 "take SGD, or another algorithm"
             )
 

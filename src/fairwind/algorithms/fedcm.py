@@ -1,0 +1,42 @@
+"""Local steps that mix the gradient with the direction in which all clients moved in the last round.
+
+Xu, Wang, Wang, Yao: FedCM: Federated Learning with Client-level Momentum. arXiv 2106.10874, 2021.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import Contribution, Local, LocalAlgorithm, Report
+from fairwind.errors import InputError, in_range, positive
+
+
+class Sums(NamedTuple):
+    size: Tensor  # ΣS
+    travelled: Tensor  # ΣS·τ·η
+
+
+class State(NamedTuple):
+    direction: Tensor  # (P,) Δ_t: the mean direction of the last round's steps
+
+
+def fedcm(*, alpha: float = 0.1, lr: float = 1.0) -> LocalAlgorithm[State, Sums]:
+    """FedCM with server rate `lr`; α is the gradient's share of a step, and α = 1 is FedAvg."""
+    positive(alpha=alpha)
+    if alpha > 1:
+        raise InputError(f"alpha={alpha} is out of range: 0 < alpha ≤ 1")
+    in_range(0, math.inf, lr=lr)
+
+    def init(x: Tensor) -> State:
+        return State(torch.zeros_like(x))
+
+    def client(r: Report) -> Contribution[Sums]:
+        return Contribution(r.size, Sums(r.size, r.size * r.steps * r.lr))
+
+    def server(x: Tensor, s: State, total: Tensor, sums: Sums) -> tuple[Tensor, State]:
+        return x - lr * total / sums.size, State(total / sums.travelled)
+
+    local: Local[State] = Local(scale=alpha, shared=lambda s: (1 - alpha) * s.direction)  # αg + (1 − α)Δ
+    return LocalAlgorithm(init, client, server, "none", local)

@@ -1,0 +1,44 @@
+"""Each client's loss is tilted by what it remembers, so that local optima come to agree with the global one.
+
+Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization.
+ICLR 2021, Algorithm 1.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import Change, Contribution, Local, Memory, MemoryAlgorithm, Report
+from fairwind.errors import positive
+
+
+class Sums(NamedTuple):
+    clients: Tensor  # |P_t|
+
+
+class State(NamedTuple):
+    h: Tensor  # (P,) the mean of all clients' memories g_k
+    clients: Tensor  # m
+
+
+def feddyn(*, alpha: float = 0.1) -> MemoryAlgorithm[State, Sums]:
+    """FedDyn; clients count alike, whatever their sizes. A larger α holds them nearer to the global model."""
+    positive(alpha=alpha)
+
+    def init(x: Tensor, clients: int) -> State:
+        return State(torch.zeros_like(x), torch.tensor(float(clients), dtype=torch.float64, device=x.device))
+
+    def client(r: Report) -> Contribution[Sums]:
+        one = torch.ones_like(r.size)
+        return Contribution(one, Sums(one))
+
+    def change(r: Report) -> Change:
+        return Change(update=alpha)  # g_k⁺ = g_k − α(θ_k − θ), where θ_k − θ = −δ
+
+    def server(x: Tensor, s: State, total: Tensor, sums: Sums, changes: Tensor) -> tuple[Tensor, State]:
+        h = s.h + changes / s.clients
+        return x - total / sums.clients - h / alpha, s._replace(h=h)
+
+    local: Local[State] = Local(pull=alpha)  # of the step down ∇L_k(θ) − g_k + α(θ − θ^{t−1})
+    return MemoryAlgorithm(init, client, server, "none", local, Memory(-1.0, change))
