@@ -14,7 +14,7 @@ Groups = Mapping[str, str] | Sequence[str]
 
 def read_groups(names: Sequence[str], given: Groups | None) -> tuple[str, ...]:
     """The label of each client, in the clients' order; none where there are no groups."""
-    if given is None or given == ():
+    if given is None or (isinstance(given, tuple) and not given):
         return ()
     if is_frame(given) or isinstance(given, str | set | frozenset) or not isinstance(given, Iterable):
         kind = type(given).__name__
