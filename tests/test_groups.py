@@ -492,3 +492,11 @@ def test_group_sizes_and_summaries_of_older_results() -> None:
     assert group_sizes(["b", "a", "b"]) == {"a": 1, "b": 2}
     rows = [{"algorithm": "fedavg", "final": {"avg": 1.0}}]
     assert summary_of(rows) == [{"algorithm": "fedavg", "avg": {"mean": 1.0, "std": 0.0}}]
+
+
+def test_the_documented_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "tasks.md").read_text()
+    code, shown = re.findall(r"```(?:python)?\n(.*?)```", text.partition("## Groups")[2], re.S)[:2]
+    exec(compile(code, "tasks.md", "exec"), {})
+    said, shape = capsys.readouterr().out, lambda out: re.sub(r"[\d.±\s─]+", " ", out)
+    assert shape(said).split() == shape(shown).split()
