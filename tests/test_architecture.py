@@ -48,7 +48,7 @@ REPORT = (
     ("record", "finding"),
     ("beside", "theme", "html"),
     ("charts",),
-    ("spread", "pareto", "labels", "theory"),
+    ("spread", "groups", "pareto", "labels", "theory"),
     ("page", "panel"),
     ("study",),
 )

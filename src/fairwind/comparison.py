@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from fairwind.directory import check_whole
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, unknown
 from fairwind.files import CLIENTS, HISTORY, MODELS, RESULTS, read_json
-from fairwind.metrics import METRICS, Floats, Interval, paired_differences
+from fairwind.metrics import METRICS, OF_GROUPS, Floats, Interval, paired_differences
 
 if TYPE_CHECKING:
     import pandas
@@ -37,6 +37,8 @@ class Result:
     state_dict: dict[str, Tensor]  # of the trained model
     left_out: int  # contributions left out because a number was not finite
     stalled_rounds: int  # rounds in which the model stayed because no client was usable
+    groups: dict[str, dict[str, Any]] = field(default_factory=dict)  # by label: clients, avg
+    worst_group: str | None = None  # of groups, the one with the worst average
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{k} {self.metrics[k]:.4g}" for k in ("avg", "worst30") if self.metrics.get(k))
@@ -52,6 +54,8 @@ class Comparison:
     clients: list[str]  # their names
     path: Path | None = None
     """The directory, if it was kept in one."""
+    groups: list[str] = field(default_factory=list)
+    """The clients' group labels, if they have any."""
 
     def __getitem__(self, key: Any) -> Result:
         """A run: by its number, its algorithm (the first seed's), or (algorithm, seed)."""
@@ -83,14 +87,28 @@ class Comparison:
         """One row for each run: algorithm, seed and metrics."""
         pandas = _pandas()
         rows = [{"algorithm": run.algorithm, "seed": run.seed, **run.metrics} for run in self.runs]
-        return pandas.DataFrame(rows)
+        frame = pandas.DataFrame(rows)
+        return frame.assign(worst_group=[run.worst_group for run in self.runs]) if self.groups else frame
+
+    def groups_to_pandas(self) -> "pandas.DataFrame":
+        """One row for each group of each run: its clients and their average score."""
+        if not self.groups:
+            raise InputError("the clients are in no groups: give Federation.from_clients(…, groups=…)")
+        rows = [
+            {"algorithm": run.algorithm, "seed": run.seed, "group": label, **group}
+            for run in self.runs
+            for label, group in run.groups.items()
+        ]
+        return _pandas().DataFrame(rows)
 
     def clients_to_pandas(self) -> "pandas.DataFrame":
         """One row for each client of each run: its scores and loss."""
         pandas = _pandas()
         frames = []
         for run in self.runs:
-            found = {name: value.numpy() for name, value in run.scores.items()}
+            found: dict[str, Any] = {name: value.numpy() for name, value in run.scores.items()}
+            if self.groups:
+                found = {"group": self.groups, **found}
             frame = pandas.DataFrame({"client": self.clients, **found, "loss": run.loss.numpy()})
             frames.append(frame.assign(algorithm=run.algorithm, seed=run.seed))
         return pandas.concat(frames, ignore_index=True)
@@ -143,7 +161,7 @@ def of_simulation(simulation: Simulation, results: dict[str, Any], path: Path | 
             Result(
                 algorithm=run.label,
                 seed=run.seed,
-                metrics={k: v for k, v in history[-1].items() if k in METRICS},
+                metrics={k: v for k, v in history[-1].items() if k in (*METRICS, *OF_GROUPS)},
                 score=simulation.score[r],
                 loss=simulation.loss[r],
                 scores=dict(zip(names, found, strict=True)),
@@ -153,9 +171,12 @@ def of_simulation(simulation: Simulation, results: dict[str, Any], path: Path | 
                 state_dict={k: v.cpu() for k, v in simulation.state_dict(r).items()},
                 left_out=int(simulation.left_out[run.run]),
                 stalled_rounds=int(simulation.stalled[run.run]),
+                groups=history[-1].get("groups", {}),
+                worst_group=history[-1].get("worst_group"),
             )
         )
-    return Comparison(results, runs, list(simulation.federation.names), path)
+    federation = simulation.federation
+    return Comparison(results, runs, list(federation.names), path, list(federation.groups))
 
 
 def load(path: str | Path) -> Comparison:
@@ -191,10 +212,13 @@ def load(path: str | Path) -> Comparison:
                 state_dict=_of(models, f"{row['algorithm']}/{row['seed']}/"),
                 left_out=row["left_out"],
                 stalled_rounds=row["stalled_rounds"],
+                groups=row.get("groups", {}),
+                worst_group=row.get("worst_group"),
             )
             for r, row in enumerate(rows)
         ]
-        return Comparison(results, runs, json.loads(metadata["names"]), path)
+        groups = json.loads(metadata.get("groups", "[]"))
+        return Comparison(results, runs, json.loads(metadata["names"]), path, groups)
     except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise InputError(
             f"{path} cannot be read ({first_line(error)}): mend it with 'fairwind resume {path}'"

@@ -183,6 +183,8 @@ class RunDirectory:
             "names": json.dumps(simulation.federation.names),
             "rounds": json.dumps(simulation.curves.rounds),
         }
+        if simulation.federation.groups:
+            metadata["groups"] = json.dumps(simulation.federation.groups)
         write_atomic(self.path / CLIENTS, _ordered(save(clients, metadata=metadata)))
         results = summarise(simulation, self.recipe)
         results["engine"] = self.content.get("engine") or results["engine"]  # as it was chosen at first

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +28,7 @@ METRICS = (
 )
 
 
+OF_GROUPS = ("worst_group_avg", "group_gap")  # where clients are in groups
 OF_ACCURACIES = ("std_beyond_noise", "rsd_error", "jain", "gini")  # of other scores they mean nothing
 
 
@@ -40,9 +41,7 @@ def fairness(score: ArrayLike, loss: ArrayLike, size: ArrayLike, kind: Kind = "a
     a, f, n = (np.asarray(v, dtype=np.float64) for v in (score, loss, size))
     if not (n > 0).any():
         raise ValueError("no client has test samples")
-    there = n > 0
-    if kind != "accuracy" and np.isfinite(a[there]).any():
-        there &= ~np.isnan(a)
+    there = _counted(a, n, kind)
     a, n, f = a[there], n[there], f[n > 0]
     with np.errstate(invalid="ignore", over="ignore"):  # of a run that diverged
         return _fairness(a, n, f, kind)
@@ -71,6 +70,44 @@ def _fairness(a: Floats, n: Floats, f: Floats, kind: Kind) -> dict[str, float]:
             "gini": _gini(a),
         }
     return {name: found[name] for name in METRICS if name in found}
+
+
+def by_group(score: ArrayLike, size: ArrayLike, groups: Sequence[str], kind: Kind) -> dict[str, Any]:
+    """How each group fares, which fares worst, and how far it is behind the best; nothing without groups.
+
+    A group's average counts its clients alike. Clients are left out as in `fairness`; a group of which none
+    is left has no average, and is neither worst nor best. What is not finite is null, as JSON wants it.
+    """
+    if not groups:
+        return {}
+    a, n = np.asarray(score, dtype=np.float64), np.asarray(size, dtype=np.float64)
+    labels = sorted(set(groups))
+    place = {label: g for g, label in enumerate(labels)}
+    there = _counted(a, n, kind)
+    of = np.fromiter((place[label] for label in groups), np.int64, len(groups))[there]
+    clients = np.bincount(of, minlength=len(labels))
+    with np.errstate(invalid="ignore", over="ignore"):
+        avg = finite(
+            dict(zip(labels, (np.bincount(of, a[there], len(labels)) / clients).tolist(), strict=True))
+        )
+    found = {label: {"clients": int(k), "avg": avg[label]} for label, k in zip(labels, clients, strict=True)}
+    known = {label: each["avg"] for label, each in found.items() if each["clients"]}
+    result: dict[str, Any] = {"groups": found, "worst_group": None, **dict.fromkeys(OF_GROUPS)}
+    averages = [v for v in known.values() if v is not None]
+    if averages and len(averages) == len(known):
+        worst, best = (max, min) if kind == "lower" else (min, max)
+        result["worst_group_avg"] = worst(averages)
+        result["worst_group"] = next(label for label in known if known[label] == worst(averages))
+        result["group_gap"] = abs(best(averages) - worst(averages))
+    return result
+
+
+def _counted(a: Floats, n: Floats, kind: Kind) -> NDArray[np.bool_]:
+    """The clients that metrics are over: with test samples and a score, unless none has one."""
+    there: NDArray[np.bool_] = n > 0
+    if kind != "accuracy" and np.isfinite(a[there]).any():
+        there = there & ~np.isnan(a)
+    return there
 
 
 def _signed(sign: int, value: float) -> float:

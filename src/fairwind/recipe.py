@@ -89,7 +89,7 @@ class Recipe:
         """The same with nothing left open: settings as chosen, and digests of what was brought."""
         brought = task.source.partition(":")[0] not in setups.SETUPS
         data = task.federation.origin.get("digest")
-        if brought and data is None:
+        if brought and (data is None or task.federation.groups):  # an origin's digest knows no groups
             data = task.federation.digest()
         return dataclasses.replace(
             self,

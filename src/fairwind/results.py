@@ -6,7 +6,7 @@ from typing import Any
 
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import environment
-from fairwind.metrics import METRICS, over_seeds
+from fairwind.metrics import METRICS, OF_GROUPS, over_seeds
 from fairwind.recipe import Recipe, in_words
 
 Evaluated = Callable[[list[dict[str, Any]]], object]
@@ -18,10 +18,9 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
     last = simulation.history[-len(simulation.views) :]
     rows: list[dict[str, Any]] = []
     for view, line in zip(simulation.views, last, strict=True):
-        final = {k: v for k, v in line.items() if k in METRICS}
+        final = {k: v for k, v in line.items() if k in (*METRICS, *OF_GROUPS)}
         row = {"algorithm": view.label, "seed": view.seed, "rounds": simulation.round, "final": final}
-        if "scores" in line:
-            row["scores"] = line["scores"]
+        row |= {k: line[k] for k in ("groups", "worst_group", "scores") if k in line}
         counts = {"left_out": simulation.left_out, "stalled_rounds": simulation.stalled}
         rows.append(row | {name: int(count[view.run]) for name, count in counts.items()})
     seconds = max(simulation.seconds, 1e-9)
@@ -51,17 +50,28 @@ def summary_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     summary = []
     for label in dict.fromkeys(row["algorithm"] for row in rows):
         mine = [row for row in rows if row["algorithm"] == label]
-        line = {"algorithm": label} | _over_seeds([row["final"] for row in mine])
+        line = {"algorithm": label} | _over_seeds([row["final"] for row in mine]) | _groups_over_seeds(mine)
         names = mine[0].get("scores", {})
         if names:
-            line["scores"] = {name: _over_seeds([row["scores"][name] for row in mine]) for name in names}
+            each = {name: [row["scores"][name] for row in mine] for name in names}
+            line["scores"] = {name: _over_seeds(of) | _groups_over_seeds(of) for name, of in each.items()}
         summary.append(line)
     return summary
 
 
 def _over_seeds(finals: list[dict[str, Any]]) -> dict[str, Any]:
-    known = [metric for metric in METRICS if any(metric in final for final in finals)]
+    known = [metric for metric in (*METRICS, *OF_GROUPS) if any(metric in final for final in finals)]
     return {metric: over_seeds([final.get(metric) for final in finals]) for metric in known}
+
+
+def _groups_over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Each group's average over the seeds, if clients are in groups."""
+    known = runs[0].get("groups", {})
+    found = {
+        label: {"clients": group["clients"], "avg": over_seeds([run["groups"][label]["avg"] for run in runs])}
+        for label, group in known.items()
+    }
+    return {"groups": found} if found else {}
 
 
 def warnings_of(simulation: Simulation) -> list[str]:

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fairwind.counter import SPLIT, fold, mix, segments, shuffle
+from fairwind.counter import segments
 from fairwind.data.given import joined, read_given
+from fairwind.data.groups import Groups, group_sizes, read_groups
 from fairwind.data.padding import Pad, as_samples
-from fairwind.data.samples import Samples, kind, mapped, named, take, tensors
+from fairwind.data.partition import drawn_split
+from fairwind.data.samples import Samples, class_count, hash_into, kind, mapped, named, take, tensors
 from fairwind.data.table import read_dataset, read_frame, read_partitions
 from fairwind.errors import InputError
 
@@ -36,8 +37,10 @@ class Federation:
     class_names: tuple[str, ...] = ()  # what the labels stand for, if known
     origin: Mapping[str, Any] = field(default_factory=dict)  # source, rule and digest of prepared data
     brought_to: torch.device | None = None  # where samples are needed, if they are kept on the host
+    groups: tuple[str, ...] = ()  # each client's label, if clients are in groups; also given by their names
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", read_groups(self.names, self.groups))
         if (self.train < 1).any():
             empty = self.names[int((self.train < 1).nonzero()[0])]
             raise InputError(f"client {empty!r} has no training samples; leave it out of the federation")
@@ -48,6 +51,7 @@ class Federation:
         clients: Any,
         *,
         names: Sequence[str] | None = None,
+        groups: Groups | None = None,
         train: float = 0.8,
         seed: int = 0,
         pad: Pad | None = None,
@@ -63,6 +67,7 @@ class Federation:
         A model is called with a tensor as model(x), with a tuple as model(*x), with a dict as model(**x).
         A share `train` of each client's samples (rounded down, at least one) is for training, chosen by
         `seed`; the rest are its test samples. `classes` is one more than the largest label unless given.
+        `groups` are labels of the clients, by their names or in their order: metrics are given by group, too.
 
         Sequences of unequal length are padded at their ends to the longest. `pad` is the number that fills,
         such as 0, or a dict of numbers by the names of inputs; other inputs in it are filled with 0. With
@@ -71,7 +76,7 @@ class Federation:
         """
         labels, parts = read_given(clients, names)
         samples = joined(labels, parts, pad)._asdict()
-        return cls.from_owners(**samples, train=train, seed=seed, name=name, classes=classes)
+        return cls.from_owners(**samples, groups=groups, train=train, seed=seed, name=name, classes=classes)
 
     @classmethod
     def from_frame(
@@ -82,6 +87,7 @@ class Federation:
         target: str,
         inputs: str | Sequence[str] | None = None,
         split: str | None = None,
+        group: str | None = None,
         train: float = 0.8,
         seed: int = 0,
         name: str = "federation",
@@ -90,11 +96,12 @@ class Federation:
         """From a pandas data frame with a row for each sample, and columns that name its client and target.
 
         Inputs are float32 (N, columns): of all other columns, unless they are named. Targets in a column of
-        integers are class labels. A column `split` says train or test in each row.
+        integers are class labels. A column `split` says train or test in each row, a column `group` the label
+        of the client's group.
         """
-        names, parts = read_frame(frame, client, target, inputs, split)
+        names, parts, groups = read_frame(frame, client, target, inputs, split, group)
         samples = joined(names, parts)._asdict()
-        return cls.from_owners(**samples, train=train, seed=seed, name=name, classes=classes)
+        return cls.from_owners(**samples, groups=groups, train=train, seed=seed, name=name, classes=classes)
 
     @classmethod
     def from_dataset(
@@ -105,6 +112,7 @@ class Federation:
         inputs: str | Sequence[str] = "image",
         targets: str | Sequence[str] = "label",
         split: str | None = None,
+        group: str | None = None,
         train: float = 0.8,
         seed: int = 0,
         pad: Pad | None = None,
@@ -115,12 +123,13 @@ class Federation:
 
         `inputs` and `targets` are columns of numbers, lists or images, which become uint8 arrays (height,
         width, channels). A list of columns gives a dict. A column `split` says train or test in each row;
-        instead, `dataset` may be a dict of the two. `pad` is as for `from_clients`.
+        instead, `dataset` may be a dict of the two. A column `group` says the label of the client's group.
+        `pad` is as for `from_clients`.
         """
-        names, parts, class_names = read_dataset(dataset, client, inputs, targets, split)
+        names, parts, groups, class_names = read_dataset(dataset, client, inputs, targets, split, group)
         classes = classes if classes is not None else len(class_names) or None
         samples = joined(names, parts, pad)._asdict()
-        made = cls.from_owners(**samples, train=train, seed=seed, name=name, classes=classes)
+        made = cls.from_owners(**samples, groups=groups, train=train, seed=seed, name=name, classes=classes)
         return replace(made, class_names=class_names)
 
     @classmethod
@@ -132,6 +141,7 @@ class Federation:
         *,
         names: Sequence[str],
         test: Any = None,
+        groups: Groups | None = None,
         train: float = 0.8,
         seed: int = 0,
         name: str = "federation",
@@ -155,24 +165,16 @@ class Federation:
             twice = next(name for name in names if list(names).count(name) > 1)
             raise InputError(f"client {twice!r} is named twice; give every client a name of its own")
         size = torch.bincount(owner, minlength=len(names))
-        start = size.cumsum(0) - size
         if test is not None:
             test = torch.as_tensor(test, dtype=torch.bool)
             order = torch.argsort(2 * owner + test, stable=True)
             kept = torch.bincount(owner[~test], minlength=len(names))
         else:
-            segment, place = segments(size)
-            keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
-            within = start[segment] + shuffle(segment, place, keys, len(owner))
-            order = torch.argsort(owner, stable=True)[within]
-            kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
+            order, kept = drawn_split(owner, size, train, seed)
         order = order.to(tensors(inputs)[0].device)
-        labelled = isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point()
-        if classes is None and labelled and len(targets) and int(targets.min()) >= 0:
-            assert isinstance(targets, Tensor)
-            classes = int(targets.max()) + 1
-        parts = take(inputs, order), take(targets, order), start, kept, size - kept
-        return cls(*parts, tuple(names), name, classes)
+        classes = class_count(targets) if classes is None else classes
+        parts = take(inputs, order), take(targets, order), size.cumsum(0) - size, kept, size - kept
+        return cls(*parts, tuple(names), name, classes, groups=read_groups(names, groups))
 
     @classmethod
     def from_partitioner(
@@ -181,6 +183,7 @@ class Federation:
         *,
         inputs: str = "image",
         targets: str = "label",
+        groups: Groups | None = None,
         train: float = 0.8,
         seed: int = 0,
         name: str = "federation",
@@ -192,13 +195,16 @@ class Federation:
         arrays (height, width, channels).
         """
         names, clients = read_partitions(partitioner, inputs, targets)
-        return cls.from_clients(clients, names=names, train=train, seed=seed, name=name, classes=classes)
+        return cls.from_clients(
+            clients, names=names, groups=groups, train=train, seed=seed, name=name, classes=classes
+        )
 
     @classmethod
     def from_folder(
         cls,
         path: str | Path,
         *,
+        groups: Groups | None = None,
         train: float = 0.8,
         seed: int = 0,
         name: str | None = None,
@@ -213,7 +219,9 @@ class Federation:
 
         names, clients = read_clients(Path(path))
         name = name or Path(path).name
-        return cls.from_clients(clients, names=names, train=train, seed=seed, name=name, classes=classes)
+        return cls.from_clients(
+            clients, names=names, groups=groups, train=train, seed=seed, name=name, classes=classes
+        )
 
     def __repr__(self) -> str:
         counts = f"{len(self):,} clients, {int(self.train.sum()):,} + {int(self.test.sum()):,} samples"
@@ -264,6 +272,7 @@ class Federation:
             "smallest": int(self.train.min()),
             "median": float(self.train.double().quantile(0.5)),
             "largest": int(self.train.max()),
+            **({"groups": group_sizes(self.groups)} if self.groups else {}),
             **self.origin,
         }
 
@@ -276,18 +285,13 @@ class Federation:
         return counts.view(len(self), self.classes)
 
     def digest(self) -> str:
-        """SHA-256 of everything that training can see: samples, their order, and whose they are."""
+        """SHA-256 of everything that training and results depend on: samples, their order, whose they are."""
         seen = hashlib.sha256(json.dumps([self.names, self.classes, self.words]).encode())
         table = () if self.embedding is None else (self.embedding,)
-        for part in (self.inputs, self.targets):
-            for path, _ in named(part):
-                seen.update(path.encode())
+        for path, _ in (*named(self.inputs), *named(self.targets)):
+            seen.update(path.encode())
         samples = *tensors(self.inputs), *tensors(self.targets)
-        for value in (*samples, self.start, self.train, self.test, *table):
-            if value.dtype == torch.bfloat16:  # NumPy has no such type
-                seen.update(b"bfloat16")
-                value = value.view(torch.int16)
-            array = value.cpu().contiguous().numpy()
-            seen.update(f"{array.dtype.str}{array.shape}".encode())
-            seen.update(memoryview(array.reshape(-1).view(np.uint8)))
+        hash_into(seen, (*samples, self.start, self.train, self.test, *table))
+        if self.groups:
+            seen.update(json.dumps(["groups", self.groups]).encode())
         return seen.hexdigest()

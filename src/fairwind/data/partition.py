@@ -1,10 +1,13 @@
-"""Partitions: which client each sample belongs to."""
+"""Partitions: which client each sample belongs to, and which of a client's are for training."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fairwind.counter import SPLIT, fold, mix, segments, shuffle
 from fairwind.errors import InputError, in_range, positive
 
 Indices = NDArray[np.int64]
@@ -68,3 +71,12 @@ def _deal(
         ends[-1] = len(members)
         owner[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
     return owner
+
+
+def drawn_split(owner: Tensor, size: Tensor, train: float, seed: int) -> tuple[Tensor, Tensor]:
+    """The samples client by client, shuffled within each; and how many of each client's are to train on."""
+    segment, place = segments(size)
+    keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
+    within = (size.cumsum(0) - size)[segment] + shuffle(segment, place, keys, len(owner))
+    kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
+    return torch.argsort(owner, stable=True)[within], kept

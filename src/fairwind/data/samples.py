@@ -1,8 +1,9 @@
 """Samples: a tensor, or a tuple or dict of tensors, whose first dimension counts samples."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, Union
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, Union
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,3 +55,27 @@ def kind(samples: Any) -> str:
         text = f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape[1:])} per sample"
         parts.append(f"{path}: {text}" if path else text)
     return "; ".join(parts)
+
+
+def class_count(targets: Samples) -> int | None:
+    """One more than the largest label, where targets are class labels."""
+    if not isinstance(targets, Tensor) or targets.ndim != 1 or targets.is_floating_point():
+        return None
+    return int(targets.max()) + 1 if len(targets) and int(targets.min()) >= 0 else None
+
+
+class Hash(Protocol):
+    """What hashlib's hashes are."""
+
+    def update(self, data: Any, /) -> None: ...
+
+
+def hash_into(seen: Hash, values: Iterable[Tensor]) -> None:
+    """Adds types, shapes and numbers of tensors to a hash."""
+    for value in values:
+        if value.dtype == torch.bfloat16:  # NumPy has no such type
+            seen.update(b"bfloat16")
+            value = value.view(torch.int16)
+        array = value.cpu().contiguous().numpy()
+        seen.update(f"{array.dtype.str}{array.shape}".encode())
+        seen.update(array.reshape(-1).view(np.uint8))

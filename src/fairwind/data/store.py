@@ -132,6 +132,8 @@ def save(path: Path, federation: Federation, known: dict[str, Any]) -> Entry:
             )
         ],
     }
+    if federation.groups:
+        manifest["groups"] = list(federation.groups)
     with _writing(cache), _partial(cache) as partial:
         manifest["shards"] = _write_shards(partial, federation)
         write_json(partial / MANIFEST, manifest, indent=None)
@@ -248,6 +250,7 @@ def _load(path: Path, m: dict[str, Any]) -> Federation:
         tuple(m["words"]),
         tensors.get("embedding"),
         tuple(m["class_names"]),
+        groups=tuple(m.get("groups", ())),
     )
     known = {"digest": m["digest"], "rule": m.get("rule"), "source": m.get("source"), "notes": m.get("notes")}
     return replace(federation, origin={k: v for k, v in known.items() if v})

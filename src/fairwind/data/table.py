@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairwind.data.given import Part
+from fairwind.data.groups import of_column
 from fairwind.data.values import as_values, is_mapping
 from fairwind.errors import InputError
 
 Columns = str | Sequence[str]
 
 
-class Group(NamedTuple):
+class Rows(NamedTuple):
     """The rows of one client, or of its training or test samples."""
 
     client: str
@@ -21,26 +22,27 @@ class Group(NamedTuple):
 
 
 def read_frame(
-    frame: Any, client: str, target: str, inputs: Columns | None, split: str | None
-) -> tuple[tuple[str, ...], list[Part]]:
-    """Names and parts of the clients of a data frame, in the order of their names."""
+    frame: Any, client: str, target: str, inputs: Columns | None, split: str | None, group: str | None
+) -> tuple[tuple[str, ...], list[Part], dict[str, str] | None]:
+    """Names, parts and groups of the clients of a data frame, in the order of their names."""
     if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
         remedy = "give frame.to_pandas()" if hasattr(frame, "to_pandas") else "give a pandas DataFrame"
         raise InputError(f"{type(frame).__name__} is not a data frame: {remedy}")
     known = list(frame.columns)
     if inputs is None:
-        chosen = [name for name in known if name not in (client, target, split)]
+        chosen = [name for name in known if name not in (client, target, split, group)]
     else:
         chosen = [inputs] if isinstance(inputs, str) else list(inputs)
-    _check_columns("frame", known, [client, target, *chosen, *([split] if split is not None else [])])
+    said = [column for column in (split, group) if column is not None]
+    _check_columns("frame", known, [client, target, *chosen, *said])
     if not chosen:
         raise InputError(f"the frame has no columns for inputs; it has {', '.join(map(str, known))}")
-    for column in (client, split):
-        if column is not None and frame[column].isna().any():
+    for column in (client, *said):
+        if frame[column].isna().any():
             row = frame.index[int(np.argmax(frame[column].isna().to_numpy()))]
             raise InputError(f"column {column!r} has no value in row {row}; fill it or drop the row")
     owners = frame[client].tolist()
-    names, groups = _groups(owners, frame[split].tolist() if split is not None else None, split)
+    names, dealt = _deal(owners, frame[split].tolist() if split is not None else None, split)
     for column in (*chosen, target):
         _check_numbers(frame, column, owners, inputs is None and column != target)
     x = frame[chosen].to_numpy(dtype=np.float32)
@@ -48,15 +50,16 @@ def read_frame(
     if y.dtype.kind not in "biuf":  # of pandas' own types, with room for missing values
         y = y.astype(np.int64 if frame[target].dtype.kind in "biu" else np.float64)
     y = y.astype(np.float32) if y.dtype.kind == "f" else y
-    return names, [
-        Part(g.client, g.of, as_values(x[g.rows], "inputs"), as_values(y[g.rows], "targets")) for g in groups
+    parts = [
+        Part(g.client, g.of, as_values(x[g.rows], "inputs"), as_values(y[g.rows], "targets")) for g in dealt
     ]
+    return names, parts, of_column(group, owners, frame[group].tolist()) if group is not None else None
 
 
 def read_dataset(
-    dataset: Any, client: str, inputs: Columns, targets: Columns, split: str | None
-) -> tuple[tuple[str, ...], list[Part], tuple[str, ...]]:
-    """Names and parts of the clients of a Hugging Face dataset, and what labels stand for, if it says so."""
+    dataset: Any, client: str, inputs: Columns, targets: Columns, split: str | None, group: str | None
+) -> tuple[tuple[str, ...], list[Part], dict[str, str] | None, tuple[str, ...]]:
+    """Names, parts and groups of the clients of a Hugging Face dataset; what labels stand for, if known."""
     tables = {"": dataset}
     if is_mapping(dataset):
         if set(dataset) != {"train", "test"}:
@@ -69,6 +72,7 @@ def read_dataset(
         tables = {of: dataset[of] for of in ("train", "test")}
     owners: list[Any] = []
     parts_of: list[Any] = []
+    labels: list[Any] = []
     columns: list[dict[str, Any]] = []
     chosen = [name for given in (inputs, targets) for name in ([given] if isinstance(given, str) else given)]
     for of, table in tables.items():
@@ -77,26 +81,28 @@ def read_dataset(
                 "load it without streaming" if hasattr(table, "column_names") else "give a datasets.Dataset"
             )
             raise InputError(f"{type(table).__name__} cannot be dealt to clients: {remedy}")
-        said = [client] if split is None else [client, split]
+        said = [column for column in (client, split, group) if column is not None]
         _check_columns("dataset", table.column_names, [*said, *chosen])
         plain = table.select_columns(said).with_format(None)[:]
         owners += plain[client]
         parts_of += [of] * len(table) if split is None else plain[split]
+        labels += [] if group is None else plain[group]
         columns.append(table.select_columns(chosen).with_format("numpy")[:])
     if None in owners:
         raise InputError(f"column {client!r} has no value in row {owners.index(None)}; filter such rows out")
-    names, groups = _groups(owners, parts_of if split is not None or len(tables) > 1 else None, split)
+    names, dealt = _deal(owners, parts_of if split is not None or len(tables) > 1 else None, split)
     rows = {name: _rows(name, [each[name] for each in columns], owners) for name in chosen}
 
-    def values(group: Group, given: Columns, what: str) -> Any:
-        what = f"client {group.client!r}: {what}"
+    def values(part: Rows, given: Columns, what: str) -> Any:
+        what = f"client {part.client!r}: {what}"
         if isinstance(given, str):
-            return as_values(rows[given][group.rows], what)
-        return as_values({name: rows[name][group.rows] for name in given}, what)
+            return as_values(rows[given][part.rows], what)
+        return as_values({name: rows[name][part.rows] for name in given}, what)
 
-    parts = [Part(g.client, g.of, values(g, inputs, "inputs"), values(g, targets, "targets")) for g in groups]
+    parts = [Part(g.client, g.of, values(g, inputs, "inputs"), values(g, targets, "targets")) for g in dealt]
     feature = next(iter(tables.values())).features.get(targets) if isinstance(targets, str) else None
-    return names, parts, tuple(getattr(feature, "names", ()))
+    groups = of_column(group, owners, labels) if group is not None else None
+    return names, parts, groups, tuple(getattr(feature, "names", ()))
 
 
 def read_partitions(
@@ -135,7 +141,9 @@ def _check_columns(kind: str, known: Sequence[Any], wanted: Sequence[str]) -> No
             raise InputError(f"the {kind} has two columns {column!r}; rename one")
     for column in wanted:
         if list(wanted).count(column) > 1:
-            raise InputError(f"column {column!r} is named twice: client, targets, inputs and split differ")
+            raise InputError(
+                f"column {column!r} is named twice: client, targets, inputs, split and group differ"
+            )
 
 
 def _check_numbers(frame: Any, column: str, owners: list[Any], by_default: bool) -> None:
@@ -160,9 +168,9 @@ def _check_numbers(frame: Any, column: str, owners: list[Any], by_default: bool)
         )
 
 
-def _groups(
+def _deal(
     owners: list[Any], parts: list[Any] | None, split: str | None
-) -> tuple[tuple[str, ...], list[Group]]:
+) -> tuple[tuple[str, ...], list[Rows]]:
     """Each client's rows, in their order; the clients in the order of their names."""
     if not owners:
         raise InputError("a federation needs at least one client: there are no rows")
@@ -178,11 +186,11 @@ def _groups(
         keys += np.array([part == "test" for part in parts], dtype=np.int64)
     order = np.argsort(keys, kind="stable")
     found, starts = np.unique(keys[order], return_index=True)
-    groups = [
-        Group(str(known[key // 2]), ("train", "test")[key % 2] if parts is not None else "", rows)
+    dealt = [
+        Rows(str(known[key // 2]), ("train", "test")[key % 2] if parts is not None else "", rows)
         for key, rows in zip(found.tolist(), np.split(order, starts[1:]), strict=True)
     ]
-    return tuple(str(owner) for owner in known), groups
+    return tuple(str(owner) for owner in known), dealt
 
 
 def _sorted(values: Iterable[Any]) -> list[Any]:

@@ -33,7 +33,7 @@ from fairwind.engine.stacked import Stacked
 from fairwind.engine.views import averaged, judge_views, views_of
 from fairwind.engine.workers import keep_memory, threads
 from fairwind.errors import InputError
-from fairwind.metrics import fairness, finite
+from fairwind.metrics import by_group, fairness, finite
 from fairwind.scores import Score, accuracy, as_scores
 
 COMPILING = {"cpu": 30, "cuda": 60}  # seconds that it takes, about, and must save
@@ -228,8 +228,10 @@ class Simulation:
                 line["scores"] = {score.name: self._metrics(score, found[i], i) for score, found in others}
             self.history.append(line)
 
-    def _metrics(self, score: Score, found: Tensor, i: int) -> dict[str, float | None]:
-        return finite(fairness(found, self.loss[i], self.federation.test, score.kind))
+    def _metrics(self, score: Score, found: Tensor, i: int) -> dict[str, Any]:
+        test, groups = self.federation.test, self.federation.groups
+        whole = finite(fairness(found, self.loss[i], test, score.kind))
+        return whole | by_group(found, test, groups, score.kind)
 
     def _check_losses(self, losses: Tensor) -> None:
         """Refuses negative losses (R, K) where an algorithm cannot do with them."""

@@ -1,7 +1,7 @@
 """Self-contained pages: their frame, tables, pairs and charts; charts as PDF and PNG files too."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -17,6 +17,7 @@ from fairwind.report.table import Measure, Results, best_rows, display_name, mea
 Spec = dict[str, Any]
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
+WORST = '<span class="worst" role="img" aria-label="worst group">▾</span>'
 FILE_WIDTH = 640  # points, of a figure saved as a file
 
 
@@ -48,13 +49,20 @@ def frame(
     )
 
 
-def section(heading: str, words: str, names: list[str]) -> str:
+def section(heading: str, words: str, names: list[str], table: str = "") -> str:
+    """A heading, a paragraph and charts by their names; `table` is HTML between them."""
     plots = "".join(f'<div class="chart" id="{name}"></div>' for name in names)
     head = f"<h2>{escaped(heading)}</h2><p>{escaped(words)}</p>"
-    return f'<section>{head}<div class="charts">{plots}</div></section>'
+    return f'<section>{head}{table}<div class="charts">{plots}</div></section>'
 
 
-def measures_table(results: Results, measures: tuple[Measure, ...]) -> str:
+def measures_table(
+    results: Results,
+    measures: tuple[Measure, ...],
+    label: str = "Summary",
+    worst: Mapping[str, str] | None = None,
+) -> str:
+    """A row for each algorithm; `worst` names, by algorithm, the measure that is marked in its row."""
     best = {measure.key: best_rows(results, measure) for measure in measures}
     head = "".join(f'<th scope="col" title="{escaped(m.meaning)}">{escaped(m.name)}</th>' for m in measures)
     body = ""
@@ -63,9 +71,10 @@ def measures_table(results: Results, measures: tuple[Measure, ...]) -> str:
         for measure in measures:
             mean, spread = mean_and_spread(row, measure, seed_count(results))
             value = f"<b>{mean}</b>" if row["algorithm"] in best[measure.key] else mean
-            cells += f"<td>{value}{f' <small>±{spread}</small>' if spread else ''}</td>"
+            mark = WORST if (worst or {}).get(row["algorithm"]) == measure.key else ""
+            cells += f"<td>{mark}{value}{f' <small>±{spread}</small>' if spread else ''}</td>"
         body += f'<tr><th scope="row">{escaped(display_name(row["algorithm"]))}</th>{cells}</tr>'
-    return _scroll(f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody>", "Summary")
+    return _scroll(f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody>", label)
 
 
 def table_html(head: list[str], rows: list[list[str]], above: list[tuple[str, int]] | None = None) -> str:

@@ -174,6 +174,7 @@ def _facts(federation: Federation) -> dict[str, str]:
         "clients": f"{d['clients']:,}",
         "samples": f"{d['train_samples']:,} to train, {d['test_samples']:,} to test",
         "training samples of a client": f"{d['smallest']:,} to {d['largest']:,}, median {d['median']:,g}",
+        "groups": _sizes(d.get("groups", {})),
         "inputs": kind(federation.inputs),
         **({"classes": f"{d['classes']}"} if d["classes"] else {}),
         "rule": d.get("rule") or "",
@@ -184,6 +185,13 @@ def _facts(federation: Federation) -> dict[str, str]:
         "digest": d.get("digest", "")[:16],
     }
     return {key: value for key, value in facts.items() if value}
+
+
+def _sizes(groups: dict[str, int]) -> str:
+    """The clients in each group, or the number of groups where they are many."""
+    if len(groups) > 8:
+        return f"{len(groups):,} of {min(groups.values()):,} to {max(groups.values()):,} clients"
+    return ", ".join(f"{printable(label)} ({clients:,})" for label, clients in groups.items())
 
 
 def _finding(counts: NDArray[np.int64]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from fairwind.files import write_atomic
-from fairwind.report import charts, spread
+from fairwind.report import charts, groups, spread
 from fairwind.report.finding import finding
 from fairwind.report.html import (
     Spec,
@@ -43,6 +43,7 @@ def figures(record: Record) -> dict[str, Spec]:
         "average": charts.curves(record, "avg", f"Average over clients: {record.judged.axis}"),
         "worst30": charts.curves(record, "worst30", f"The worst-off 30 % of clients: {record.judged.axis}"),
         "distribution": spread.distribution(record),
+        "groups": groups.averages(record),
         "certainty": charts.certainty(record),
         "clients": spread.clients(record),
     }
@@ -85,6 +86,7 @@ def _facts(results: Results) -> dict[str, str]:
         "training samples of a client": (
             f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
         ),
+        **({"groups": f"{len(federation['groups']):,}"} if "groups" in federation else {}),
         "runs": f"{count(len(results['summary']), 'algorithm')} × {count(seeds, 'seed')}",
         "rounds": f"{max(run['rounds'] for run in results['runs']):,}",
     }
@@ -141,6 +143,8 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
         + (f" {count(untested, 'client')} without test samples left out." if untested else ""),
         ["distribution"],
     )
+    if "groups" in specs:
+        yield section("Groups", groups.words(record), ["groups"], groups.tables(record))
     if "certainty" in specs:
         yield section(
             "Certainty",

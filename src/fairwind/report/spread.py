@@ -44,7 +44,7 @@ def distribution(record: Record) -> alt.LayerChart:
         scale=alt.Scale(domain=[low, high]),
         axis=alt.Axis(tickCount=alt.ExprRef("ceil(width / 80)")),
     )
-    y_axis = _name_axis(dict(enumerate(names)))
+    y_axis = name_axis(dict(enumerate(names)))
     y_axis["values"], y_axis["labelBaseline"] = list(range(len(names))), "bottom"
     y_scale = alt.Scale(domain=[len(names) - 1, -1], nice=False)
     area = (
@@ -157,7 +157,7 @@ def clients(record: Record) -> alt.Chart:
                 "algorithm:N",
                 title=None,
                 scale=alt.Scale(domain=names, paddingInner=0.12),
-                axis=_name_axis({name: name for name in names}),
+                axis=name_axis({name: name for name in names}),
             ),
             color=alt.Color(
                 "score:Q",
@@ -194,7 +194,7 @@ def shown_clients(record: Record) -> NDArray[np.int64]:
     return thin(tested_clients(record), MAX_CLIENTS)
 
 
-def _name_axis(names: Mapping[Any, str]) -> alt.Axis:
+def name_axis(names: Mapping[Any, str]) -> alt.Axis:
     """An axis that writes the name of each value, with its parameters, if any, on lines below it."""
     lines = {
         value: name.replace(" (", "\n(").replace(", ", ",\n").split("\n") for value, name in names.items()

@@ -7,6 +7,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fairwind.errors import printable
 from fairwind.metrics import OF_ACCURACIES
 
 Results = dict[str, Any]
@@ -70,25 +71,63 @@ MEASURES = (
     Measure("loss_avg", "loss", 3, "lowest", "mean test loss over clients"),
     Measure("loss_worst30", "loss, worst 30 %", 3, "lowest", "mean loss of the worst-off 30 % of clients"),
 )
+GROUP_MEASURES = (
+    Measure(
+        "worst_group_avg", "worst group", 2, "highest", "mean accuracy over the clients of the worst group"
+    ),
+    Measure("group_gap", "gap", 2, "lowest", "how far the worst group’s average is from the best one’s"),
+)
 SCORES = {"mae": "MAE", "mse": "MSE", "rmse": "RMSE", "f1": "F1", "auc": "AUC", "r2": "R²"}
-OF_SCORES = ("avg", "worst30", "best30", "worst", "avg_weighted")
+OF_SCORES = ("avg", "worst30", "best30", "worst", "avg_weighted", "worst_group_avg")
 
 
 def measures(results: Results) -> tuple[Measure, ...]:
     """The measures of a comparison, in the words of its score."""
+    return _worded(MEASURES, results)
+
+
+def group_measures(results: Results) -> tuple[Measure, ...]:
+    """Those of groups, likewise, where clients are in groups."""
+    return _worded(GROUP_MEASURES, results) if any("groups" in row for row in results["summary"]) else ()
+
+
+def _worded(given: tuple[Measure, ...], results: Results) -> tuple[Measure, ...]:
     score = judged(results)
     if score.kind == "accuracy":
-        return MEASURES
+        return given
     averages = [abs(row["avg"]["mean"]) for row in results["summary"] if row["avg"]["mean"]]
     digits = min(5, max(0, 2 - math.floor(math.log10(max(averages))))) if averages else 3  # three that count
     found = []
-    for measure in MEASURES:
+    for measure in given:
         if measure.key in OF_ACCURACIES:
             continue
         best = "lowest" if score.kind == "lower" and measure.key in OF_SCORES else measure.best
         meaning = measure.meaning.replace("accuracy", score.name)
         found.append(measure._replace(digits=digits, best=best, meaning=meaning))
     return tuple(found)
+
+
+def worst_groups(results: Results) -> dict[str, str]:
+    """By algorithm, the group whose average over seeds is worst; none where an average is not known."""
+    found = {}
+    for row in results["summary"]:
+        means = {g: each["avg"]["mean"] for g, each in row.get("groups", {}).items() if each["clients"]}
+        known = {group: mean for group, mean in means.items() if mean is not None}
+        if known and len(known) == len(means):
+            sign = judged(results).sign
+            found[row["algorithm"]] = min(known, key=lambda group: sign * known[group])
+    return found
+
+
+def _worst_note(results: Results) -> list[str]:
+    """Which group is the worst, in a line."""
+    whose: dict[str, list[str]] = {}
+    for label, group in worst_groups(results).items():
+        whose.setdefault(printable(group), []).append(display_name(label))
+    if len(whose) == 1:
+        return [f"Worst group: {next(iter(whose))}."]
+    each = (f"{group} under {', '.join(names)}" for group, names in whose.items())
+    return [f"Worst group: {'; '.join(each)}."] if whose else []
 
 
 NAMES = {
@@ -180,12 +219,16 @@ def count(number: int, noun: str) -> str:
 
 def summary_table(results: Results) -> Table:
     """The summary for a terminal of 80 columns: means over seeds ± their standard deviation, best in bold."""
-    shown = [m for m in measures(results) if m.key in ("avg", "std", "worst30", "worst", "avg_weighted")]
+    groups = group_measures(results)  # in the place of two others
+    others = ("avg", "std", "worst30") if groups else ("avg", "std", "worst30", "worst", "avg_weighted")
+    shown = [*(m for m in measures(results) if m.key in others), *groups]
     best = {m.key: best_rows(results, m) for m in shown}
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
-        caption=Text("\n".join([f"{heading(results)}. {reading(results)}", *notes(results)])),
+        caption=Text(
+            "\n".join([f"{heading(results)}. {reading(results)}", *_worst_note(results), *notes(results)])
+        ),
         caption_justify="left",
     )
     table.add_column("", overflow="fold", min_width=10)
