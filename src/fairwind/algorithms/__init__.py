@@ -166,8 +166,12 @@ def build(spec: str) -> AnyAlgorithm:
 
 
 __all__ = [
+    "ACCELERATED",
+    "FAIR",
+    "NEEDS",
     "PAPER",
     "REGISTRY",
+    "SETS",
     "aaggff",
     "adafedadam",
     "afl",
@@ -176,28 +180,22 @@ __all__ = [
     "fedadagrad",
     "fedadam",
     "fedavg",
-<<<<<<< HEAD
-    "fedeba",
-    "fedfv",
-    "fedmgda",
-=======
     "fedavgm",
     "fedcm",
     "feddyn",
+    "fedeba",
     "fedexp",
->>>>>>> accelerated
+    "fedfv",
+    "fedmgda",
     "fednova",
     "fedprox",
     "fedyogi",
-<<<<<<< HEAD
     "gifair",
-    "propfair",
-    "qfedavg",
-    "term",
-=======
     "mime",
     "mimelite",
+    "propfair",
     "qfedavg",
     "scaffold",
->>>>>>> accelerated
+    "term",
+    "with_sets",
 ]
