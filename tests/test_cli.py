@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from command import ENV, called, fairwind
+from fairwind import algorithms
 from fairwind.engine.compiling import compiler_found
 
 QUICK = ["--compile", "off", "--checkpoint-every", "0", "--eval-every", "2"]
@@ -331,3 +332,20 @@ def test_help_explains_every_option(command: str) -> None:
             "--participation",
         ):
             assert option in done.stdout
+
+
+def test_sets_of_algorithms_by_name() -> None:
+    assert set(algorithms.FAIR) | set(algorithms.ACCELERATED) | {"fedavg"} == set(algorithms.REGISTRY)
+    assert algorithms.with_sets(["fedavg", "paper"]) == (
+        "fedavg",
+        "fedadam",
+        "fednova",
+        "qfedavg",
+        "adafedadam",
+    )
+    assert algorithms.with_sets(["fair", "qfedavg"]).count("qfedavg") == 1
+    assert algorithms.with_sets(["all"]) == tuple(algorithms.REGISTRY)
+    shown = called("list")
+    for name in algorithms.REGISTRY:
+        assert name in shown.stdout
+    assert "a vector that each client keeps" in shown.stdout

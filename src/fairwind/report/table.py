@@ -138,19 +138,37 @@ NAMES = {
     "qfedavg": "q-FedAvg",
     "fedyogi": "FedYogi",
     "fedadagrad": "FedAdagrad",
+    "term": "TERM",
+    "afl": "AFL",
+    "fedmgda": "FedMGDA+",
+    "fedfv": "FedFV",
+    "propfair": "PropFair",
+    "gifair": "GIFAIR-FL",
+    "aaggff": "AAggFF",
+    "fedeba": "FedEBA+",
+    "ditto": "Ditto",
+    "fedavgm": "FedAvgM",
+    "fedexp": "FedExP",
+    "fedprox": "FedProx",
+    "fedcm": "FedCM",
+    "mimelite": "MimeLite",
+    "mime": "Mime",
+    "scaffold": "SCAFFOLD",
+    "feddyn": "FedDyn",
 }
 
 
 def algorithm_of(label: str) -> str:
     """The algorithm a label names, without parameters: `q-fedavg:q=1` and `qfedavg` are both `qfedavg`."""
-    return label.partition(":")[0].lower().replace("-", "").replace("_", "")
+    return label.partition(" (")[0].partition(":")[0].lower().replace("-", "").replace("_", "")
 
 
 def display_name(label: str) -> str:
-    """`adafedadam:alpha=2` reads AdaFedAdam (alpha=2); an algorithm without a name here keeps its label."""
-    name, _, parameters = label.partition(":")
-    name = NAMES.get(algorithm_of(label), name)
-    return f"{name} ({', '.join(parameters.split(','))})" if parameters else name
+    """`ditto:lam=2 (personal)` reads Ditto (lam=2, personal); one without a name here keeps its label."""
+    spec, _, model = label.removesuffix(")").partition(" (") if label.endswith(")") else (label, "", "")
+    name, _, parameters = spec.partition(":")
+    said = [each for each in (*parameters.split(","), model) if each]
+    return NAMES.get(algorithm_of(label), name) + (f" ({', '.join(said)})" if said else "")
 
 
 def mean_and_spread(row: dict[str, Any], measure: Measure, seeds: int) -> tuple[str, str]:
