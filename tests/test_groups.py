@@ -500,3 +500,10 @@ def test_the_documented_example_runs(capsys: pytest.CaptureFixture[str]) -> None
     exec(compile(code, "tasks.md", "exec"), {})
     said, shape = capsys.readouterr().out, lambda out: re.sub(r"[\d.±\s─]+", " ", out)
     assert shape(said).split() == shape(shown).split()
+
+
+def test_personal_models_are_measured_by_group_too() -> None:
+    compared = fw.compare(task(SIX), "ditto", **OPTIONS)
+    assert len(compared) > 2  # the shared model and the clients' own, under each of two seeds
+    for run in compared:
+        assert run.groups == by_group(run.score, [2] * 6, SIX, "accuracy")["groups"]
