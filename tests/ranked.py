@@ -9,13 +9,16 @@ import torch
 
 from conftest import make_federation
 from fairwind import InputError, algorithms, setups
+from fairwind.contract import Algorithm, LocalAlgorithm
 from fairwind.engine import evaluate
 from fairwind.engine.ranks import find, join
 from fairwind.engine.simulation import Simulation
 from fairwind.setups import Where
 from simulations import SOLVERS, Spoilt, simulation
 
-EVERY = list(algorithms.REGISTRY)
+# Every algorithm that ranks can run together
+SUMMED = Algorithm | LocalAlgorithm
+EVERY = [name for name, build in algorithms.REGISTRY.items() if isinstance(build(), SUMMED)]
 CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
     "every algorithm": (EVERY, [0, 1], {}),
     "some clients": (EVERY, [0, 1], {"participation": 0.5, "solver": SOLVERS["uneven"]}),
