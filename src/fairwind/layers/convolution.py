@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairwind.layers import implicit
+from fairwind.layers.operators import Window
 from fairwind.layers.tracing import is_traced, must_be_contiguous
 
 
@@ -47,8 +48,6 @@ class Product(nn.modules.conv._ConvNd):
             raise RuntimeError(f"expected {self.in_channels} channels, got {input.shape[-1 - dims]}")
         x = input if input.dim() == dims + 2 else input.unsqueeze(0)
         y = self._in_place(x) if self._reads_in_place(x) else self._by_windows(x, depthwise)
-        if self.bias is not None:
-            y = y + self.bias
         y = y.movedim(-1, 1)
         y = y.contiguous() if must_be_contiguous() else y
         return y if input.dim() == dims + 2 else y.squeeze(0)
@@ -61,11 +60,13 @@ class Product(nn.modules.conv._ConvNd):
         """Outputs (B, ..., outputs), without windows in memory."""
         pads = self._reversed_padding_repeated_twice
         before, after = tuple(pads[-2::-2]), tuple(pads[::-2])
-        window = implicit.Window(self.kernel_size, self.stride, self.dilation, before, after)
+        window = Window(self.kernel_size, self.stride, self.dilation, before, after)
         if min(window.out(x.shape[2:])) < 1:
             raise RuntimeError("the kernel is larger than the padded input")
         kernel = self.weight.permute(2, 3, 1, 0)
-        y: Tensor = implicit.Convolution.apply(x.movedim(1, -1), kernel, window)[0]  # type: ignore[no-untyped-call]
+        y: Tensor = implicit.Convolution.apply(  # type: ignore[no-untyped-call]
+            x.movedim(1, -1), kernel, self.bias, window
+        )[0]
         return y
 
     def _by_windows(self, x: Tensor, depthwise: bool) -> Tensor:
@@ -79,7 +80,8 @@ class Product(nn.modules.conv._ConvNd):
         else:
             sizes = Sizes(self.kernel_size, self.stride, self.dilation)
             y, _ = WindowProduct.apply(x, kernel, sizes)  # type: ignore[no-untyped-call]
-        return y.movedim(0, -2).flatten(-2)
+        y = y.movedim(0, -2).flatten(-2)
+        return y if self.bias is None else y + self.bias
 
     def _padded(self, x: Tensor) -> Tensor:
         """Padded inputs (B, ..., channels), contiguous."""
