@@ -1,4 +1,4 @@
-"""Convolutions that read windows in place: on a GPU, or on a CPU with TRITON_INTERPRET=1 and Triton installed."""
+"""Convolutions that read windows in place: on a GPU, or interpreted (TRITON_INTERPRET=1) where Triton is."""
 
 import copy
 import os
@@ -85,7 +85,7 @@ def error(layer: nn.Module, shape: tuple[int, ...], rows: int, dtype: torch.dtyp
         leaves = [inputs, *plain.parameters()]
         exact = y, *torch.autograd.grad(y.square().sum() / 1000, leaves)
         for a, b in zip(found, exact, strict=True):
-            worst = max(worst, float((a[row].double() - b).norm() / b.norm()))
+            worst = max(worst, float(((a[row].double() - b).norm() / b.norm()).detach()))
     return worst
 
 
