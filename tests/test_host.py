@@ -27,7 +27,7 @@ def both(federation: Federation, **options: object) -> tuple[Simulation, Simulat
         {},
         {"memory": 2e-5},  # many chunks
         {"solver": SOLVERS["uneven"], "participation": 0.6},
-        {"probe_samples": 6, "workers": 2, "memory": 2e-5},
+        {"probe_samples": 6, "memory": 2e-5, "workers": 2 if DEVICE == "cpu" else 1},
         {"engine": "loop"},
         {"model": dropout_model},
         pytest.param({"compile": "on", "rounds": 3}, marks=pytest.mark.slow),

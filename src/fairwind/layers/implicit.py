@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fairwind.layers.operators import Window, convolve, convolve_back, convolve_pixels, sum_pixels
 
-DEVICES = ("cuda",)
+DEVICES = ("cuda",) if find_spec("triton") else ()
 HALF = (torch.bfloat16, torch.float16)
 SMALLEST = 2.0**-100  # number that a row is scaled by
 MOST = 128  # outputs up to which the windows of 16-bit numbers cost more than a slower product
@@ -28,17 +28,13 @@ def reads_in_place(x: Tensor, channels: int, outputs: int) -> bool:
     if x.dtype == torch.float32:
         return bool(_rounds())
     # Products of PyTorch's are faster than ours in themselves.
-    return x.dtype in HALF and outputs <= MOST and _there()
+    return x.dtype in HALF and outputs <= MOST
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _rounds() -> bool:
-    return torch.get_float32_matmul_precision() != "highest" and _there()
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _there() -> bool:
-    return find_spec("triton") is not None
+    """Whether float32 factors may be rounded, when a step is compiled and from then on."""
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 class Convolution(torch.autograd.Function):
