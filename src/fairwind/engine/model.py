@@ -24,6 +24,9 @@ LARGE = 1 << 14  # numbers of a weight from which on it is worth to leave its gr
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
 
 Seen = dict[int, Tensor]  # by the numbers of parts
+# Names for types, because PyTorch's compiler cannot read such an annotation inside a function.
+Total = tuple[Tensor, tuple[Tensor, Seen]]
+Found = tuple[Parts, Tensor, Seen]
 
 
 class CannotStackError(Exception):
@@ -247,14 +250,14 @@ class StackedModel:
                     end()
 
 
-def _gradients_of(loss: Callable[..., Any]) -> Callable[..., tuple[Parts, Tensor, Seen]]:
+def _gradients_of(loss: Callable[..., Any]) -> Callable[..., Found]:
     """A row's loss as a function of many rows: their gradients, the losses, and what layers saw."""
 
-    def total(*rows: Any) -> tuple[Tensor, tuple[Tensor, Seen]]:
+    def total(*rows: Any) -> Total:
         losses, seen = vmap(loss)(*rows)
         return losses.sum(), (losses, seen)
 
-    def found(*rows: Any) -> tuple[Parts, Tensor, Seen]:
+    def found(*rows: Any) -> Found:
         # Rows are independent: the gradient of their sum holds each row's own. With `grad` outside, the
         # backward pass runs on whole matrices, and compiles for any number of rows.
         gradients, (losses, seen) = grad(total, has_aux=True)(*rows)

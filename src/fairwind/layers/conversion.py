@@ -8,6 +8,7 @@ from fairwind.layers import (
     convolution,
     dropout,
     embedding,
+    implicit,
     linear,
     masks,
     normalization,
@@ -52,5 +53,11 @@ def prepare_compiler() -> None:
     import torch._dynamo  # takes more than a second
 
     torch._dynamo.config.allow_rnn = True
-    for function in (recurrent.Recurrence, embedding.Lookup, convolution.WindowProduct):
+    for function in (
+        recurrent.Recurrence,
+        embedding.Lookup,
+        convolution.WindowProduct,
+        implicit.Convolution,
+        normalization.Grouped,
+    ):
         torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]

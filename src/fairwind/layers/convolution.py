@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairwind.layers import implicit
+from fairwind.layers.operators import Window
 from fairwind.layers.tracing import is_traced, must_be_contiguous
 
 
@@ -44,7 +46,32 @@ class Product(nn.modules.conv._ConvNd):
             raise RuntimeError(f"expected {dims + 1}-D or {dims + 2}-D input, got {input.dim()}-D")
         if input.shape[-1 - dims] != self.in_channels:
             raise RuntimeError(f"expected {self.in_channels} channels, got {input.shape[-1 - dims]}")
-        x = self._padded(input if input.dim() == dims + 2 else input.unsqueeze(0))
+        x = input if input.dim() == dims + 2 else input.unsqueeze(0)
+        y = self._in_place(x) if self._reads_in_place(x) else self._by_windows(x, depthwise)
+        y = y.movedim(-1, 1)
+        y = y.contiguous() if must_be_contiguous() else y
+        return y if input.dim() == dims + 2 else y.squeeze(0)
+
+    def _reads_in_place(self, x: Tensor) -> bool:
+        simple = x.dim() == 4 and self.groups == 1 and self.padding_mode == "zeros"
+        return simple and implicit.reads_in_place(x, self.in_channels, self.out_channels)
+
+    def _in_place(self, x: Tensor) -> Tensor:
+        """Outputs (B, ..., outputs), without windows in memory."""
+        pads = self._reversed_padding_repeated_twice
+        before, after = tuple(pads[-2::-2]), tuple(pads[::-2])
+        window = Window(self.kernel_size, self.stride, self.dilation, before, after)
+        if min(window.out(x.shape[2:])) < 1:
+            raise RuntimeError("the kernel is larger than the padded input")
+        kernel = self.weight.permute(2, 3, 1, 0)
+        y: Tensor = implicit.Convolution.apply(  # type: ignore[no-untyped-call]
+            x.movedim(1, -1), kernel, self.bias, window
+        )[0]
+        return y
+
+    def _by_windows(self, x: Tensor, depthwise: bool) -> Tensor:
+        """Outputs (B, ..., outputs), as products of windows."""
+        x = self._padded(x)
         x = torch.unflatten(x, -1, (self.groups, -1)).movedim(-2, 0)
         kernel = torch.unflatten(self.weight, 0, (self.groups, -1)).flatten(3)
         kernel = kernel.permute(0, 3, 2, 1)  # (groups, places, channels of a group, outputs of a group)
@@ -53,12 +80,8 @@ class Product(nn.modules.conv._ConvNd):
         else:
             sizes = Sizes(self.kernel_size, self.stride, self.dilation)
             y, _ = WindowProduct.apply(x, kernel, sizes)  # type: ignore[no-untyped-call]
-        y = y.movedim(0, -2).flatten(-2)  # (B, ..., outputs)
-        if self.bias is not None:
-            y = y + self.bias
-        y = y.movedim(-1, 1)
-        y = y.contiguous() if must_be_contiguous() else y
-        return y if input.dim() == dims + 2 else y.squeeze(0)
+        y = y.movedim(0, -2).flatten(-2)
+        return y if self.bias is None else y + self.bias
 
     def _padded(self, x: Tensor) -> Tensor:
         """Padded inputs (B, ..., channels), contiguous."""

@@ -1,0 +1,109 @@
+"""Convolutions of stacked models on a GPU that read windows in place, by kernels of our own.
+
+As matrix products, convolutions write every window to memory, nine times the activations for a kernel of
+3×3. These do not. They multiply numbers of 16 bits. Where float32 factors may be rounded to TF32, each row's
+are scaled by a power of two and rounded to float16, which has TF32's ten bits: only numbers 2²⁸ times smaller
+than the row's largest lose some of them. Sums are float32.
+"""
+
+import math
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairwind.layers.operators import Window, convolve, convolve_back, convolve_pixels, sum_pixels
+
+DEVICES = ("cuda",) if find_spec("triton") else ()
+HALF = (torch.bfloat16, torch.float16)
+SMALLEST = 2.0**-100  # number that a row is scaled by
+MOST = 128  # outputs up to which the windows of 16-bit numbers cost more than a slower product
+
+
+def reads_in_place(x: Tensor, channels: int, outputs: int) -> bool:
+    """Whether these kernels are faster for such inputs, and exact enough."""
+    if x.device.type not in DEVICES or x.numel() * max(1, outputs / channels) >= 1 << 31:
+        return False  # within a row offsets have 32 bits
+    if x.dtype == torch.float32:
+        return bool(_rounds())
+    # Products of PyTorch's are faster than ours in themselves.
+    return x.dtype in HALF and outputs <= MOST
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _rounds() -> bool:
+    """Whether float32 factors may be rounded, when a step is compiled and from then on."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+class Convolution(torch.autograd.Function):
+    """The convolution of images (..., B, H, W, C) with kernels (..., h, w, C, outputs), plus a bias."""
+
+    @staticmethod
+    def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, window: Window) -> tuple[Tensor, ...]:
+        """Outputs (..., B, H', W', outputs), and the factors in 16 bits if they were rounded."""
+        (rows, x_unit), (kernels, unit) = _half(_packed(_rows(x))), _half(_rows(kernel))
+        y = convolve(rows, x_unit, kernels, unit, *window[1:])
+        y = y.view(*x.shape[:-4], *y.shape[1:])
+        y = y if bias is None else y + bias[..., None, None, None, :]
+        return (y,) if x_unit is None or unit is None else (y, rows, x_unit, kernels, unit)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, kernel, bias, ctx.window = inputs
+        ctx.shapes = x.shape, kernel.shape, None if bias is None else bias.shape
+        ctx.save_for_backward(*(output[1:] or (x, kernel)))
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
+        x_shape, kernel_shape, bias_shape = ctx.shapes
+        how = *ctx.window.stride, *ctx.window.dilation, *ctx.window.before
+        with torch.no_grad():  # there is no second derivative to prepare for
+            if len(ctx.saved_tensors) == 4:
+                x, x_unit, kernel, kernel_unit = ctx.saved_tensors
+            else:
+                x, kernel = map(_rows, ctx.saved_tensors)
+                x, x_unit, kernel_unit = _packed(x), None, None
+            d_y = _packed(_rows(d_y))
+            d_bias = None if bias_shape is None else sum_pixels(d_y).view(bias_shape)
+            d_y, y_unit = _half(d_y)
+            d_kernel = convolve_pixels(x, x_unit, d_y, y_unit, kernel_shape[-4:-2], how).view(kernel_shape)
+            d_x = None
+            if ctx.needs_input_grad[0]:
+                d_x = convolve_back(d_y, y_unit, kernel, kernel_unit, x_shape[-3:-1], how).view(x_shape)
+        return d_x, d_kernel, d_bias, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        """Stacked models are one more leading dimension."""
+        tensors = (
+            t if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip(inputs[:3], in_dims[:3], strict=True)
+        )
+        found = Convolution.apply(*tensors, inputs[3])  # type: ignore[no-untyped-call]
+        return found, (0,) * len(found)
+
+
+def _rows(t: Tensor) -> Tensor:
+    """All leading dimensions as one."""
+    return t.unsqueeze(0) if t.dim() == 4 else t.flatten(0, -5)
+
+
+def _packed(t: Tensor) -> Tensor:
+    """Rows of contiguous numbers, wherever each begins."""
+    return t[:1].contiguous().expand_as(t) if t.stride(0) == 0 else t.contiguous()
+
+
+def _half(t: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Rows of 16-bit numbers, and each row's unit (rows,) if they were scaled."""
+    if t.dtype in HALF:
+        return t, None
+    shared = t.stride(0) == 0
+    one = t[:1] if shared else t
+    largest = torch.linalg.vector_norm(one, math.inf, (1, 2, 3, 4))
+    power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32)  # of two, not above it
+    unit = power.clamp(min=SMALLEST) * 2.0**-14
+    half = (one * (1 / unit).view(-1, 1, 1, 1, 1)).half()
+    return (half.expand_as(t), unit.expand(t.shape[0]).clone()) if shared else (half, unit)
