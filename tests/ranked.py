@@ -16,9 +16,8 @@ from fairwind.engine.simulation import Simulation
 from fairwind.setups import Where
 from simulations import SOLVERS, Spoilt, simulation
 
-# Every algorithm that ranks can run together
-SUMMED = Algorithm | LocalAlgorithm
-EVERY = [name for name, build in algorithms.REGISTRY.items() if isinstance(build(), SUMMED)]
+# Ranks exchange one sum, and refuse algorithms that need more.
+EVERY = [n for n, build in algorithms.REGISTRY.items() if isinstance(build(), Algorithm | LocalAlgorithm)]
 CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
     "every algorithm": (EVERY, [0, 1], {}),
     "some clients": (EVERY, [0, 1], {"participation": 0.5, "solver": SOLVERS["uneven"]}),
