@@ -2,8 +2,8 @@
 
     python benchmarks/family.py [fedprox scaffold …] [--task femnist] [--json FILE]
 
-Each algorithm trains alone, one run, all clients, compiled as `compile="on"` does; rounds of FedAvg and of the
-others are taken in turn. Ratios are medians over neighbouring measurements.
+Each algorithm trains alone, one run, all clients, compiled as `compile="on"` does; rounds of FedAvg and of
+the others are taken in turn. Ratios are medians over neighbouring measurements.
 """
 
 import argparse
