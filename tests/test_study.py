@@ -402,3 +402,31 @@ def test_mistaken_options_are_named_before_anything_is_trained(
     assert message in said.stderr
     assert len(said.stderr.splitlines()) == 1
     assert not list(tmp_path.rglob("results.json"))
+
+
+def test_further_models_of_a_run_are_not_taken_for_other_runs(tmp_path: Path) -> None:
+    succeeded(
+        "compare",
+        "synthetic:clients=6",
+        "--algorithms",
+        "ditto",
+        "fedavg",
+        "--seeds",
+        0,
+        1,
+        "--rounds",
+        2,
+        "--out",
+        tmp_path / "run",
+    )
+    found, refused = read_runs(tmp_path)
+    assert not refused
+    assert [(run.row["algorithm"], run.row["seed"]) for run in found] == [
+        ("ditto", 0),
+        ("ditto", 1),
+        ("fedavg", 0),
+        ("fedavg", 1),
+    ]
+    for one, other in zip(found[:2], found[2:], strict=True):  # Ditto's global model is FedAvg's
+        assert one.row["final"] == other.row["final"]
+        assert (one.accuracy == other.accuracy).all()

@@ -21,6 +21,8 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
         final = {k: v for k, v in line.items() if k in (*METRICS, *OF_GROUPS)}
         row = {"algorithm": view.label, "seed": view.seed, "rounds": simulation.round, "final": final}
         row |= {k: line[k] for k in ("groups", "worst_group", "scores") if k in line}
+        if view.model != "global":
+            row["model"] = view.model
         counts = {"left_out": simulation.left_out, "stalled_rounds": simulation.stalled}
         rows.append(row | {name: int(count[view.run]) for name, count in counts.items()})
     seconds = max(simulation.seconds, 1e-9)

@@ -65,7 +65,7 @@ def reports(clients: int, seed: int) -> tuple[Report, Tensor]:
 def rehearse(algorithm: AnyAlgorithm, x: Tensor, state: Any, report: Report, delta: Tensor) -> Round:
     """A round of an algorithm of any type on made-up reports and updates δ (K, P) of all K clients.
 
-    Clients' memories are zero, and their mean gradient is the mean update.
+    Clients' memories are zero, and their mean gradient is the mean update, weighed by size.
     """
     if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
         usable = usable_clients(algorithm, report)
@@ -83,7 +83,8 @@ def rehearse(algorithm: AnyAlgorithm, x: Tensor, state: Any, report: Report, del
         changes = change.shared * (0 if shared is None else shared(state)) + _column(change.update) * delta
         more = (torch.where(usable[:, None], changes, 0).sum(0),)
     elif isinstance(algorithm, GradientAlgorithm):
-        more = (torch.where(usable[:, None], delta, 0).sum(0) / usable.sum().clamp(min=1),)
+        size = torch.where(usable, report.size, 0)
+        more = (size @ torch.where(usable[:, None], delta, 0) / size.sum().clamp(min=1),)
     return Round(*advance(algorithm, x, state, *total(algorithm, report, delta), *more))
 
 

@@ -22,7 +22,7 @@ class State(NamedTuple):
     clients: Tensor  # m
 
 
-def feddyn(*, alpha: float = 0.1) -> MemoryAlgorithm[State, Sums]:
+def feddyn(*, alpha: float = 0.01) -> MemoryAlgorithm[State, Sums]:
     """FedDyn; clients count alike, whatever their sizes. A larger α holds them nearer to the global model."""
     positive(alpha=alpha)
 

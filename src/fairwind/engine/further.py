@@ -82,10 +82,13 @@ class Further:
 
     def keep_models(self, chunk: Chunk, weights: list[Tensor]) -> Trained:
         """Keeps the models that clients trained for themselves, where these are finite."""
+        kept = []
         for r, here in chunk.rows_of.items():
-            new = self.layout.from_matrices([matrix[here] for matrix in weights])
-            usable = torch.isfinite(new).all(1)
-            self.memories.put(r, chunk.clients(here), new, usable)
+            new, client = self.layout.from_matrices([matrix[here] for matrix in weights]), chunk.clients(here)
+            usable = torch.isfinite(new).all(1, keepdim=True)
+            kept.append((r, client, torch.where(usable, new, self.memories.take(r, client))))
+        for each in kept:  # last: where memory ran out before, the chunk is trained again
+            self.memories.put(*each)
         return Trained(None, {}, {})
 
     def after(
@@ -100,7 +103,7 @@ class Further:
         copy: bool,
     ) -> Trained:
         """Lets clients remember, and holds updates: in a `copy`, where the next chunk takes their place."""
-        found = Trained(part, {}, {})
+        found, remembered = Trained(part, {}, {}), []
         for r, here in chunk.rows_of.items():
             own, client = Report(*(field[here] for field in report)), chunk.clients(here)
             if r in self.seeing:
@@ -110,8 +113,10 @@ class Further:
                 memory, usable = self.memories.take(r, client), part.usable[here]
                 flat, shared = self.layout.from_matrices([m[here] for m in delta]), bend.shared.get(r, 0.0)
                 change = changed(local.memories[r].change(own), memory, shared, flat, usable)
-                self.memories.put(r, client, memory + change, usable)
                 found.changes[r] = change.double().sum(0)
+                remembered.append((r, client, memory + change))
+        for each in remembered:  # last: where memory ran out before, the chunk is trained again
+            self.memories.put(*each)
         return found
 
     def gradients(self, chunk: Chunk, sums: list[Tensor], norm: Tensor) -> dict[int, tuple[Tensor, Tensor]]:

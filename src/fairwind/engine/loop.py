@@ -146,7 +146,7 @@ class Loop:
         shared = algorithm.local.shared(state).to(delta.dtype) if algorithm.local.shared else 0.0
         here = torch.ones(1, dtype=torch.bool, device=delta.device)
         change = changed(algorithm.memory.change(report), memory, shared, delta[None], here)
-        self.memories.put(job.run, client, memory + change, here)
+        self.memories.put(job.run, client, memory + change)
         return change[0]
 
     def _gradients(
@@ -223,7 +223,8 @@ class Loop:
         local = local_part(self.runs[job.run], "personal")
         self._steps(weights, learner, job, Bent(local, weights, self.layout.parts(-local.pull * x)))
         new = torch.cat([weight.detach().reshape(-1) for weight in weights])[None]
-        self.memories.put(job.run, client, new, torch.isfinite(new).all(1))
+        if torch.isfinite(new).all():
+            self.memories.put(job.run, client, new)
 
     def _probe(
         self, weights: list[nn.Parameter], learner: Learner, job: Job, gradient: Tensor | None = None

@@ -33,11 +33,10 @@ class Memories:
         found = self.values[r]
         return found[clients.to(found.device)].to(self.device)
 
-    def put(self, r: int, clients: Tensor, new: Tensor, usable: Tensor) -> None:
-        """Keeps new ones of the clients that are usable."""
+    def put(self, r: int, clients: Tensor, new: Tensor) -> None:
+        """Keeps new ones of some clients."""
         found = self.values[r]
-        there = clients.to(found.device)
-        found[there] = torch.where(usable.to(found.device)[:, None], new.to(found.device), found[there])
+        found[clients.to(found.device)] = new.to(found.device)
 
 
 def changed(change: Change, memory: Tensor, shared: Tensor | float, update: Tensor, usable: Tensor) -> Tensor:

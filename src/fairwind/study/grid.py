@@ -58,7 +58,8 @@ def _panels(file: str, grid: dict[str, Any]) -> Iterator[Panel]:
             why = "changes no result" if value else "has no value"
             raise InputError(f"{name}={value} in a grid of {file} {why}: give it one value, or leave it out")
     lists = {k: v if isinstance(v, list) and k != "epochs" else [v] for k, v in varied.items()}
-    given = [spec for text in _texts(file, grid, "algorithms", algorithms.PAPER) for spec in expand(text)]
+    texts = algorithms.with_sets(_texts(file, grid, "algorithms", algorithms.PAPER))
+    given = [spec for text in texts for spec in expand(text)]
     seeds = grid.get("seeds", [0, 1, 2])
     if not isinstance(seeds, list) or not seeds:
         raise InputError(f"seeds in a grid of {file} must be a list of whole numbers, such as [0, 1, 2]")

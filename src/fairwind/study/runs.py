@@ -71,7 +71,7 @@ def read_runs(*roots: Path) -> tuple[list[Finished], list[str]]:
     refused = []
     for file in sorted(file for root in roots for file in root.rglob(RESULTS)):
         try:
-            found += _read(file.parent)
+            found += list(_read(file.parent))  # all of them, or none
         except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
             refused.append(f"{file} is passed over: {first_line(error)}")
     return found, refused
@@ -82,13 +82,15 @@ def _read(folder: Path) -> Iterator[Finished]:
     config, rows = results["config"], results["runs"]
     lines = [json.loads(line) for line in _history(folder).splitlines() if line.strip()]
     accuracy, clients = _clients(folder)
-    given = list(itertools.product(config["algorithms"], config["seeds"]))
-    for r, ((spec, seed), row) in enumerate(zip(given, rows, strict=True)):
+    given = itertools.product(config["algorithms"], config["seeds"])
+    # A run may have further models, personal or averaged: studies compare the global ones.
+    global_ones = [r for r, row in enumerate(rows) if "model" not in row]
+    for (spec, seed), r in zip(given, global_ones, strict=True):
         # By place: older files drop an algorithm's parameters from its name.
         named = {"algorithm": spec, "seed": seed}
         yield Finished(
             key=RunKey.of(results["setup"], spec, seed, config),
-            row=row | named,
+            row=rows[r] | named,
             history=[line | named for line in lines[r :: len(rows)]],
             accuracy=None if accuracy is None else accuracy[r],
             clients=clients,
