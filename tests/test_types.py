@@ -12,6 +12,7 @@ from fairwind.contract import AnyAlgorithm, Cohort, CohortAlgorithm, GramAlgorit
 from fairwind.engine.executor import Run
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
+from fairwind.errors import InputError
 from simulations import SOLVERS, assert_together
 
 
@@ -183,3 +184,10 @@ def test_personal_models_are_evaluated_beside_the_global_one(ragged: Federation)
     assert {name: tuple(value.shape[1:]) for name, value in kept.items()} == {
         name: tuple(value.shape) for name, value in make_model().state_dict().items()
     }
+
+
+def test_updates_that_do_not_fit_are_refused(ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairwind.engine.checks._memory", lambda device: 1000)
+    with pytest.raises(InputError, match="by_angle sees all updates of a round at once"):
+        simulated(ragged, ["fedavg", "by_angle"])
+    simulated(ragged, ["fedavg", "scaffold"])

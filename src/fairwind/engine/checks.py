@@ -1,5 +1,7 @@
 """What a simulation begins with, and what it refuses: runs, models and states that cannot be."""
 
+import os
+
 import torch
 from torch import Tensor, nn
 
@@ -33,15 +35,22 @@ def check_runs(runs: list[Run], settings: Settings, ranks: Ranks) -> None:
             )
 
 
-def check_room(runs: list[Run], numbers: int, budget: int) -> None:
-    """Refuses servers that see all updates of a round, of so many numbers, where these do not fit."""
-    together = len(seeing(runs)) * numbers
-    if together > budget:
+def check_room(runs: list[Run], updates: int, device: torch.device) -> None:
+    """Refuses servers that see all updates of a round, of so many bytes, where half of all memory is less."""
+    together, all_of_it = len(seeing(runs)) * updates, _memory(device)
+    if together > all_of_it / 2:
         label = runs[next(iter(seeing(runs)))].label
         raise InputError(
-            f"{label} sees all updates of a round at once: {together / budget:.1f} times what memory= allows "
-            "for; take fewer clients_per_round, fewer such runs together, or more memory"
+            f"{label} sees all updates of a round at once, {together / 2**30:.3g} GiB of the {device.type}'s "
+            f"{all_of_it / 2**30:.3g}; take fewer clients_per_round, or fewer such runs together"
         )
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that a device has."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**34
 
 
 def check_shapes(label: str, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:

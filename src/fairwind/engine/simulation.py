@@ -104,7 +104,7 @@ class Simulation:
             self.federation, s.solver, s.participation, s.clients_per_round, s.probe_samples
         )
         budget = max(1, int(s.memory * 2**30 / self.x.element_size()))
-        check_room(self.runs, self.planner.participants * self.x.shape[1], budget)
+        check_room(self.runs, self.planner.participants * self.x[0].nbytes, self.x.device)
         self.memories = Memories(self.runs, self.x, len(self.federation), room=budget)
         given = self.federation, self.planner, self.runs, self.memories
         if self.choice.stacked is None:
