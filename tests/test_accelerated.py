@@ -181,7 +181,7 @@ class Papers:
 
     def feddyn(self, chosen: list[list[int]], exact: bool = False) -> Iterator[Vector]:
         """`exact` solves the clients' problems in closed form."""
-        alpha, theta, h, grads = 0.1, START, np.zeros(P), np.zeros((len(SIZES), P))
+        alpha, theta, h, grads = 0.01, START, np.zeros(P), np.zeros((len(SIZES), P))
         for who in chosen:
             models = []
             for k in who:

@@ -146,10 +146,17 @@ def test_a_model_with_large_layers(ragged: Federation) -> None:
     assert_together(one, other, rounds=2)
 
 
-@pytest.mark.parametrize("solver", ["sgd", pytest.param("momentum", marks=pytest.mark.slow)])
-def test_compiled_is_as_eager(ragged: Federation, solver: str) -> None:
-    one = simulated(ragged, ["fedavg", *NAMES], solver=SOLVERS[solver], compile="on")
-    other = simulated(ragged, ["fedavg", *NAMES], solver=SOLVERS[solver])
+@pytest.mark.parametrize(
+    ("names", "solver"),
+    [
+        (["fedavg", "fedprox", "scaffold", "scaled"], "sgd"),  # one way of training: to compile takes long
+        pytest.param(["fedavg", *NAMES], "sgd", marks=pytest.mark.slow),
+        pytest.param(["fedavg", *NAMES], "momentum", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_is_as_eager(ragged: Federation, names: list[str], solver: str) -> None:
+    one = simulated(ragged, names, solver=SOLVERS[solver], compile="on")
+    other = simulated(ragged, names, solver=SOLVERS[solver])
     assert_together(one, other, rounds=3)
 
 

@@ -1,6 +1,6 @@
 """What some types of algorithm need of a round beyond one sum: memories, gradients, updates held."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from fairwind.contract import GradientAlgorithm, Report
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.held import Held
-from fairwind.engine.layout import Layout
+from fairwind.engine.layout import Layout, Parts
 from fairwind.engine.local import Bend, Locals
 from fairwind.engine.memory import Memories, changed
 from fairwind.engine.ragged import Chunk
@@ -64,21 +64,17 @@ class Further:
                 continue
             kept = self.memories.take(r, chunk.clients(here))
             if local.way == "personal":
-                self._place(rows.weights, here, kept, add=False)
-                self._place(rows.cast, here, kept, add=False)
+                for parts in filter(None, (rows.weights, rows.cast)):
+                    for place, matrix in self._pairs(parts, kept):
+                        place.index_copy_(0, here, matrix.to(place.dtype))
             elif r in local.memories:
-                self._place(rows.bend, here, local.memories[r].factor * kept, add=True)
+                for place, matrix in self._pairs(rows.bend, kept):
+                    place.index_add_(0, here, matrix, alpha=local.memories[r].factor)
 
-    def _place(self, parts: tuple[Tensor, ...], here: Tensor, values: Tensor, *, add: bool) -> None:
-        """Puts flat vectors (n, P) into the rows here, or adds them."""
-        if not parts:
-            return
-        matrices = self.layout.as_matrices(self.layout.parts(values))
-        for place, matrix in zip(self.layout.as_matrices(parts), matrices, strict=True):
-            if add:
-                place.index_add_(0, here, matrix)
-            else:
-                place.index_copy_(0, here, matrix.to(place.dtype))
+    def _pairs(self, parts: Parts, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Parts of rows and flat vectors (n, P), both as matrices."""
+        matrices = self.layout.as_matrices(self.layout.parts(flat))
+        return zip(self.layout.as_matrices(parts), matrices, strict=True)
 
     def keep_models(self, chunk: Chunk, weights: list[Tensor]) -> Trained:
         """Keeps the models that clients trained for themselves, where these are finite."""

@@ -41,10 +41,10 @@ class Memories:
 
 def changed(change: Change, memory: Tensor, shared: Tensor | float, update: Tensor, usable: Tensor) -> Tensor:
     """By how much memories (n, P) change, given the server's u (P,) and updates δ (n, P)."""
-
-    def factor(number: float | Tensor) -> Tensor:
-        numbers = number if isinstance(number, Tensor) else memory.new_full((), number)
-        return numbers.to(memory.dtype).expand(len(memory))[:, None]
-
-    found = factor(change.own) * memory + factor(change.shared) * shared + factor(change.update) * update
+    found = torch.zeros_like(memory)
+    for number, vectors in ((change.own, memory), (change.shared, shared), (change.update, update)):
+        if isinstance(number, Tensor):
+            found += number.to(memory.dtype).expand(len(memory))[:, None] * vectors
+        elif number:
+            found += number * vectors
     return torch.where(usable[:, None], found, 0)
