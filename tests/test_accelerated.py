@@ -339,7 +339,7 @@ def test_fedavg_rests_beside_the_optimum(engine: str) -> None:
     assert np.linalg.norm(made.x[0].numpy() - OPTIMUM) > 0.02
 
 
-@pytest.mark.parametrize("engine", ["stacked", "loop"])
+@pytest.mark.parametrize("engine", ["stacked", pytest.param("loop", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_scaffold_feddyn_and_mime_find_the_optimum(engine: str, participation: float) -> None:
     names = ["scaffold", "feddyn:alpha=3"] + ["mime:beta=0.5"] * (participation == 1)

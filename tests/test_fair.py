@@ -436,6 +436,7 @@ def test_afl_reaches_the_minimax_point(problem: tuple[Floats, Floats]) -> None:
     np.testing.assert_allclose(x.numpy(), w, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_afl_reaches_it_in_the_engine() -> None:
     centres = torch.from_numpy(THREE[0])
     settings = Settings(

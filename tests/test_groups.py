@@ -494,6 +494,7 @@ def test_group_sizes_and_summaries_of_older_results() -> None:
     assert summary_of(rows) == [{"algorithm": "fedavg", "avg": {"mean": 1.0, "std": 0.0}}]
 
 
+@pytest.mark.slow
 def test_the_documented_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[1] / "docs" / "tasks.md").read_text()
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", text.partition("## Groups")[2], re.S)[:2]

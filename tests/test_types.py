@@ -82,7 +82,12 @@ def simulated(federation: Federation, names: list[str], **options: object) -> Si
     return made
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+SLOW = ("nesterov", "decay")
+
+
+@pytest.mark.parametrize(
+    "solver", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SOLVERS]
+)
 def test_both_executors_agree(ragged: Federation, solver: str) -> None:
     both = (simulated(ragged, NAMES, solver=SOLVERS[solver], engine=e) for e in ("stacked", "loop"))
     one, other = both
