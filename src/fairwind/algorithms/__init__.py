@@ -35,6 +35,7 @@ from fairwind.contract import (
     MemoryAlgorithm,
     PersonalAlgorithm,
 )
+from fairwind.errors import unknown
 from fairwind.spec import call, parameters, with_parameters
 
 P = ParamSpec("P")
@@ -162,6 +163,9 @@ def with_sets(given: Iterable[T]) -> tuple[T | str, ...]:
 
 def build(spec: str) -> AnyAlgorithm:
     """The algorithm of a spec such as "fedavg" or "adafedadam:alpha=2,warmup=none"."""
+    name = spec.partition(":")[0]
+    if name not in REGISTRY:
+        raise unknown("algorithm", name, (*REGISTRY, *SETS))
     return call("algorithm", spec, REGISTRY)._replace(name=spec)
 
 
