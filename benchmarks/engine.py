@@ -1,18 +1,24 @@
 """How much faster the engine is than a plain loop, on the setups and on modules that users bring.
 
-    python benchmarks/engine.py [synthetic femnist …] [--device cuda] [--precision bf16] [--profile]
+    python benchmarks/engine.py [synthetic femnist …] [--device cuda] [--precision bf16] [--runs 1] [--profile]
 
 The loop lets a few clients probe and train one after another, with PyTorch's own layers and optimiser, and
 with as many threads as suit it best; it does nothing else. The engine, as `engine="auto"` chooses it, does
 whole rounds, with sums and the server's steps. Both run in one process and in turn. Ratios are of the cost of
 a client's local step, medians over neighbouring measurements.
+
+To compile takes minutes. Several such programs on one machine may build at the same time, and are then timed
+one after another: give each `--turn FOLDER`, the same empty folder, and `--of` their number.
 """
 
 import argparse
+import fcntl
 import json
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +165,22 @@ def _best(work: Callable[[], Tensor]) -> float:
     return min(taken(work) for _ in range(10))
 
 
-def measure(task: Task, floor: Floor, settings: Settings, repeats: int) -> list[dict[str, Any]]:
+@contextmanager
+def turn(folder: Path | None, programs: int, seconds: float = 300) -> Iterator[None]:
+    """Within, no other program of the folder is timed. It waits until all have been built, or for so long."""
+    if folder is None:
+        yield
+        return
+    (folder / f"built-{os.getpid()}").touch()
+    end = time.monotonic() + seconds
+    while len(list(folder.glob("built-*"))) < programs and time.monotonic() < end:
+        time.sleep(0.2)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[str, Any]]:
     on_gpu = settings.device.startswith("cuda")
     clients = task.clients if on_gpu else task.few
     data = task.data(clients)
@@ -167,27 +188,33 @@ def measure(task: Task, floor: Floor, settings: Settings, repeats: int) -> list[
     print(f"\n{task.title}, {clients} clients, {settings.precision}", flush=True)
     found = []
     for title, runs in cohorts().items():
-        if task.user and len(runs) > 1:
+        if (len(runs) > 1 and task.user) or (o.runs and len(runs) != o.runs):
             continue
         began = time.perf_counter()
         ours = Simulation(task.model, data, runs, settings)
-        loop = Loop(task, few, settings)
-        probes = [run.algorithm.probe for run in runs if run.seed == 0]
         for _ in range(3 if on_gpu else 1):  # compiles, records
             ours.step()
+        wait()
         built = time.perf_counter() - began
-        rounds = max(1, min(20, int(2 / taken(ours.step))))
-        pairs = [(loop.cost(probes), cost(ours, rounds)) for _ in range(repeats)]
-        ratio = statistics.median(slow / fast for slow, fast in pairs)
-        slow, fast = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
+        loop = Loop(task, few, settings)
+        probes = [run.algorithm.probe for run in runs if run.seed == 0]
         plain = [run._replace(algorithm=algorithms.fedavg()) for run in runs]
         training = Simulation(task.model, data, plain, ours.settings)
         for _ in range(3 if on_gpu else 1):
             training.step()
-        alone = cost(training, rounds)
+        with turn(o.turn, o.of):
+            floor = Floor(settings.device, settings.precision)
+            print(f"  {floor.flops / 1e12:.1f} TFLOP/s in products, {floor.bytes / 1e9:.0f} GB/s of memory")
+            rounds = max(1, min(20, int(2 / taken(ours.step))))
+            pairs = [(loop.cost(probes), cost(ours, rounds)) for _ in range(o.repeats)]
+            alone = cost(training, rounds)
+            evaluation = min(taken(ours.evaluate) for _ in range(2))
+            if o.profile:
+                profile(ours)
+        ratio = statistics.median(slow / fast for slow, fast in pairs)
+        slow, fast = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
         steps = ours.client_steps / ours.round  # of all runs, in a round
         arithmetic, memory = floor.of(ours, task)
-        evaluation = taken(ours.evaluate)
         result = {
             "task": task.title,
             "clients": clients,
@@ -229,20 +256,17 @@ def measure(task: Task, floor: Floor, settings: Settings, repeats: int) -> list[
     return found
 
 
-def profile(task: Task, settings: Settings, runs: list[Run]) -> None:
+def profile(simulation: Simulation) -> None:
     """Where a round's time goes, kernel by kernel."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    on_gpu = settings.device.startswith("cuda")
-    simulation = Simulation(task.model, task.data(task.clients if on_gpu else task.few), runs, settings)
-    for _ in range(3):
-        simulation.step()
+    on_gpu = simulation.settings.device.startswith("cuda")
     with profiler(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
         simulation.step()
         wait()
     by = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
-    print(found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=70))
+    print(found.key_averages().table(sort_by=by, row_limit=40, max_name_column_width=90))
 
 
 def main() -> None:
@@ -255,15 +279,16 @@ def main() -> None:
     parser.add_argument("--compile", default="on")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--profile", action="store_true", help="kernels of a round instead")
+    parser.add_argument("--runs", type=int, choices=[1, 15], help="only so many at once")
+    parser.add_argument("--profile", action="store_true", help="a round's kernels as well")
+    parser.add_argument("--turn", type=Path, metavar="FOLDER", help="where programs wait for their turn")
+    parser.add_argument("--of", type=int, default=1, help="how many programs wait there")
     parser.add_argument("--json", type=Path, help="where the numbers go as well, task by task")
     o = parser.parse_args()
     made_with = environment(o.device)
     print(", ".join(f"{k} {v}" for k, v in made_with.items() if v))
     names = o.tasks or list(TASKS)
     precision = o.precision if o.precision != "auto" else "tf32" if o.device.startswith("cuda") else "float32"
-    floor = Floor(o.device, precision)
-    print(f"measured: {floor.flops / 1e12:.1f} TFLOP/s in products, {floor.bytes / 1e9:.0f} GB/s of memory")
     results = []
     for name in names:
         task = TASKS[name]
@@ -276,12 +301,9 @@ def main() -> None:
             precision=precision,  # type: ignore[arg-type]
             engine=o.engine,
         )
-        if o.profile:
-            profile(task, settings, cohorts()["1 run" if task.user else "15 runs"])
-        else:
-            results += measure(task, floor, settings, o.repeats)
-            if o.json:
-                o.json.write_text(json.dumps({"environment": made_with, "results": results}, indent=1) + "\n")
+        results += measure(task, settings, o)
+        if o.json:
+            o.json.write_text(json.dumps({"environment": made_with, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -335,8 +335,8 @@ def test_fedavg_rests_beside_the_optimum(engine: str) -> None:
     made = trained({"fedavg": algorithms.fedavg()}, 100, EQUAL, engine=engine)
     made.run()
     pulled = 1 - (1 - LR * CURVES) ** 3  # the share of the way to its centre that a client goes
-    np.testing.assert_allclose(made.x[0].numpy(), (pulled * CENTRES).sum(0) / pulled.sum(0), rtol=1e-9)
-    assert np.linalg.norm(made.x[0].numpy() - OPTIMUM) > 0.02
+    np.testing.assert_allclose(made.x[0].cpu().numpy(), (pulled * CENTRES).sum(0) / pulled.sum(0), rtol=1e-9)
+    assert np.linalg.norm(made.x[0].cpu().numpy() - OPTIMUM) > 0.02
 
 
 @pytest.mark.parametrize("engine", ["stacked", pytest.param("loop", marks=pytest.mark.slow)])
@@ -346,7 +346,7 @@ def test_scaffold_feddyn_and_mime_find_the_optimum(engine: str, participation: f
     built = {name: algorithms.build(name) for name in names}
     made = trained(built, 100, EQUAL, engine=engine, participation=participation)
     made.run()
-    for name, x in zip(names, made.x.numpy(), strict=True):
+    for name, x in zip(names, made.x.cpu().numpy(), strict=True):
         np.testing.assert_allclose(x, OPTIMUM, rtol=1e-7, atol=1e-9, err_msg=name)
 
 
@@ -355,7 +355,7 @@ def test_scaffold_and_feddyn_count_clients_alike_whatever_their_sizes_and_steps(
     made.run()
     by_size = (np.array(SIZES)[:, None] * CURVES * CENTRES).sum(0) / (np.array(SIZES) @ CURVES)
     assert np.linalg.norm(by_size - OPTIMUM) > 0.1
-    for x in made.x.numpy():
+    for x in made.x.cpu().numpy():
         np.testing.assert_allclose(x, OPTIMUM, rtol=1e-7, atol=1e-9)
 
 

@@ -252,6 +252,8 @@ def test_no_transformer_takes_the_fused_path(monkeypatch: pytest.MonkeyPatch) ->
 
 FORMS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "max": (nn.MaxPool2d(2), (2, 3, 6, 5)),
+    "max of tiles": (nn.MaxPool2d((2, 3)), (2, 3, 6, 6)),
+    "max of tiles, 1-D": (nn.MaxPool1d(2), (2, 3, 6)),
     "max, overlapping": (nn.MaxPool2d((3, 2), stride=(2, 1), padding=1, dilation=(1, 2)), (2, 3, 6, 5)),
     "max, rounded up": (nn.MaxPool2d(2, ceil_mode=True), (3, 6, 5)),
     "max, 1-D": (nn.MaxPool1d(3, 2, 1), (2, 3, 7)),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import make_model
+from conftest import DEVICE, make_model
 from fairwind import Federation, algorithms
 from fairwind.contract import AnyAlgorithm, Cohort, CohortAlgorithm, GramAlgorithm, Local, LocalAlgorithm
 from fairwind.engine.executor import Run
@@ -147,7 +147,7 @@ def test_a_model_with_large_layers(ragged: Federation) -> None:
         simulated(ragged, NAMES, solver=SOLVERS["sgd"], model=double, engine=e) for e in ("stacked", "loop")
     )
     assert one.choice.stacked is not None
-    assert one.choice.stacked.factored
+    assert one.choice.stacked.factored or DEVICE != "cpu"
     assert_together(one, other, rounds=2)
 
 

@@ -4,8 +4,10 @@ Launched one by one, small kernels wait for the host. A graph repeats the same k
 whatever changes between two replays must lie in a tensor that stays in its place.
 """
 
+import gc
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -46,7 +48,7 @@ class Graphs:
         torch.cuda.empty_cache()  # a graph takes memory of its own, and cannot take what is kept
         failed = None
         try:
-            with torch.cuda.stream(self.stream):
+            with torch.cuda.stream(self.stream), _no_garbage_collection():
                 graph.capture_begin(pool=self.pool)
                 try:
                     work()
@@ -63,6 +65,18 @@ class Graphs:
             return None
         self.recorded[what] = graph
         return graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Within, graphs that nobody needs are not freed: that would spoil a recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def recording() -> bool:

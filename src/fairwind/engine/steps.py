@@ -79,7 +79,7 @@ def train_step(model: StackedModel, solver: Solver, rules: Rules = PLAIN) -> Ste
         bent = [_wide(rows.rule[0], w) * w + b for w, b in zip(rows.weights, rows.bend, strict=rules.bent)]
         if solver.plain:
             rate = -batches.lr if scale is None else -batches.lr * scale
-            left = _add(gradients, rows.weights, rate, active)
+            left = _add(gradients, rows.weights, rate, active, () if rules.bent else rows.cast)
             for weight, term in zip(rows.weights, bent, strict=rules.bent):
                 weight.sub_(torch.where(_wide(active, weight), batches.lr * term, 0))
         else:
@@ -89,8 +89,9 @@ def train_step(model: StackedModel, solver: Solver, rules: Rules = PLAIN) -> Ste
             if rules.bent:
                 dense = [g + term for g, term in zip(dense, bent, strict=True)]
             _update(solver, rows, dense, batches, active)
-        for half, weight in zip(rows.cast, rows.weights, strict=bool(rows.cast)):
-            half.copy_(weight)
+        if rules.bent or not solver.plain:
+            for half, weight in zip(rows.cast, rows.weights, strict=bool(rows.cast)):
+                half.copy_(weight)
         return left
 
     return step
@@ -128,13 +129,18 @@ def loss_step(model: StackedModel) -> Step:
 
 
 def _add(
-    gradients: list[Gradient], parts: Parts, scale: Tensor | None, active: Tensor | None
+    gradients: list[Gradient], parts: Parts, scale: Tensor | None, active: Tensor | None, copies: Parts = ()
 ) -> dict[int, Product]:
     """Adds gradients to parts, as their `add_to` says; what is left of those in factors."""
+    left = {}
     # Factors first, before any weight changes: a layer's input may be one.
-    order = sorted(range(len(parts)), key=lambda i: isinstance(gradients[i], Dense))
-    found = {i: gradients[i].add_to(parts[i], scale, active) for i in order}
-    return {i: product for i, product in found.items() if product is not None}
+    for i in sorted(range(len(parts)), key=lambda i: isinstance(gradients[i], Dense)):
+        product = gradients[i].add_to(parts[i], scale, active)
+        if product is not None:
+            left[i] = product
+        if copies:  # at once: the compiler does not join what lies far apart
+            copies[i].copy_(parts[i])
+    return left
 
 
 def _dense(gradients: list[Gradient], weights: Parts) -> list[Tensor]:

@@ -133,8 +133,7 @@ class WindowProduct(torch.autograd.Function):
             d_kernel = torch.unflatten(d_kernel[..., :numbers, :], -2, kernel.shape[-3:-1])
             d_x = None
             if ctx.needs_input_grad[0]:
-                # Windows of the gradient are as many numbers as it has channels, those of x as x has.
-                reverse = kernel.shape[-1] <= kernel.shape[-2] and all(s == 1 for s in sizes.stride)
+                reverse = _reversing_pays(d_y, kernel, sizes)
                 d_x = (_reversed if reverse else _place_by_place)(d_y, kernel, ctx.spatial, sizes)
         return d_x, d_kernel, None
 
@@ -170,6 +169,13 @@ def _outputs(columns: Tensor, kernel: Tensor, shape: tuple[int, ...]) -> Tensor:
     return (columns @ (F.pad(weights, (0, 0, 0, short)) if short else weights)).view(*shape, -1)
 
 
+def _reversing_pays(d_y: Tensor, kernel: Tensor, sizes: Sizes) -> bool:
+    """Whether windows of d_y and a reversed kernel are fewer numbers than the gradients of x's windows."""
+    channels, outputs = kernel.shape[-2:]
+    pixels = d_y.shape[-2 - len(sizes.kernel) : -1].numel()
+    return all(s == 1 for s in sizes.stride) and outputs * (pixels + channels) < channels * pixels
+
+
 def _reversed(d_y: Tensor, kernel: Tensor, spatial: tuple[int, ...], sizes: Sizes) -> Tensor:
     """The gradient with respect to x as a convolution, where windows begin at every place."""
     pads = [0, 0]
@@ -183,10 +189,18 @@ def _place_by_place(d_y: Tensor, kernel: Tensor, spatial: tuple[int, ...], sizes
     """The gradient with respect to x as a sum over the places of the kernel."""
     dims, channels = len(spatial), kernel.shape[-2]
     columns = d_y.flatten(-2 - dims, -2) @ kernel.flatten(-3, -2).mT
-    d_windows = columns.view(*d_y.shape[:-1], kernel.shape[-3], channels)
+    d_windows = columns.view(*d_y.shape[:-1], kernel.shape[-3], channels).unbind(-2)
+    if all(s == 1 for s in sizes.stride):  # one expression, for the compiler
+        ends = [d * (k - 1) for k, d in zip(sizes.kernel, sizes.dilation, strict=True)]
+        places = product(*(range(0, end + 1, d) for end, d in zip(ends, sizes.dilation, strict=True)))
+        terms = []
+        for part, place in zip(d_windows, places, strict=True):
+            pads = [n for at, end in zip(place[::-1], ends[::-1], strict=True) for n in (at, end - at)]
+            terms.append(F.pad(part, (0, 0, *pads)))
+        return reduce(torch.add, terms)
     d_x = d_y.new_zeros(*d_y.shape[: -1 - dims], *spatial, channels)
-    for place, view in enumerate(shifted(d_x, d_x.dim() - 1 - dims, *sizes)):
-        view.add_(d_windows[..., place, :])
+    for part, view in zip(d_windows, shifted(d_x, d_x.dim() - 1 - dims, *sizes), strict=True):
+        view.add_(part)
     return d_x
 
 

@@ -178,3 +178,25 @@ def correlate_pixels(  # type: ignore[no-untyped-def]
         total = total * tl.load(x_unit + row) * tl.load(y_unit + row)
     at = q[None, :] * outputs + m[:, None]
     tl.store(d_w + at, total.to(d_w.dtype.element_ty), mask=wanted_m[:, None] & wanted_q[None, :])
+
+
+@kernel
+def add_pixels(  # type: ignore[no-untyped-def]
+    d_y, sums, y_row, pixels, outputs, parts, span, M: tl.constexpr, K: tl.constexpr
+) -> None:
+    """sums[n] = Σ d_y[pixel, n] for every row, over `span` pixels in each of several parts.
+
+    A program makes M outputs, K pixels at a time.
+    """
+    blocks = tl.cdiv(outputs, M)
+    part = tl.program_id(0) // blocks  # of all rows
+    begin = tl.multiple_of(part % parts * span, K)
+    d_y += (part // parts).to(tl.int64) * y_row
+    m = tl.program_id(0) % blocks * M + tl.arange(0, M)
+    wanted = m < outputs
+    total = tl.zeros((K, M), tl.float32)
+    for start in range(begin, min(begin + span, pixels), K):
+        k = start + tl.arange(0, K)
+        inside = (k < pixels)[:, None] & wanted[None, :]
+        total += tl.load(d_y + k[:, None] * outputs + m[None, :], mask=inside, other=0.0).to(tl.float32)
+    tl.store(sums + part.to(tl.int64) * outputs + m, tl.sum(total, 0), mask=wanted)

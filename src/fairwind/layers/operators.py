@@ -158,10 +158,7 @@ def convolve_pixels(
     n, warps = (128, 4) if outputs <= 128 else (256, 8)
     n = min(n, max(32, 1 << (terms - 1).bit_length())) if outputs > 64 or terms < 64 else 64
     blocks = -(-terms // n) * -(-outputs // m)
-    parts = 1  # added up in a second pass
-    while blocks * parts * rows < PROGRAMS and pixels // (2 * parts) >= FEW:
-        parts *= 2
-    span = -(-pixels // (64 * parts)) * 64
+    parts, span = _parts(blocks * rows, pixels, 64)
     empty = _kernels(x, x_unit, d_y, y_unit, kernel, how)
     d_w = empty if parts == 1 else empty.new_empty(rows, parts, *empty.shape[1:], dtype=torch.float32)
     kernels.correlate_pixels[(blocks * parts * rows,)](
@@ -175,15 +172,32 @@ def convolve_pixels(
 convolve_pixels.register_fake(_kernels)
 
 
+def _parts(programs: int, pixels: int, step: int) -> tuple[int, int]:
+    """Into how many parts a sum over pixels is cut, and pixels of each, in whole steps of the kernel."""
+    parts = 1  # added up in a second pass
+    while programs * parts < PROGRAMS and pixels // (2 * parts) >= FEW:
+        parts *= 2
+    return parts, -(-pixels // (step * parts)) * step
+
+
 @torch.library.custom_op("fairwind::sum_pixels", mutates_args=())
 def sum_pixels(d_y: Tensor) -> Tensor:
     """The gradient with respect to the bias (R, outputs).
 
     Hidden from the compiler, which would form all of d_y a second time inside a slow sum.
     """
-    pixels = d_y.flatten(1, 3)
-    parts = math.gcd(pixels.shape[1], 64)  # few sums of many numbers would leave most of a GPU idle
-    return torch.unflatten(pixels, 1, (parts, -1)).sum(2, dtype=torch.float32).sum(1).to(d_y.dtype)
+    from fairwind.layers import kernels
+
+    rows, pixels, outputs = d_y.shape[0], d_y.shape[1:4].numel(), d_y.shape[4]
+    m = min(64, max(16, 1 << (outputs - 1).bit_length()))
+    k = 4096 // m
+    blocks = -(-outputs // m)
+    parts, span = _parts(blocks * rows, pixels, k)
+    sums = d_y.new_empty(rows, parts, outputs, dtype=torch.float32)
+    kernels.add_pixels[(blocks * parts * rows,)](
+        d_y, sums, d_y.stride(0), pixels, outputs, parts, span, M=m, K=k, num_warps=4
+    )
+    return sums.sum(1).to(d_y.dtype)
 
 
 sum_pixels.register_fake(lambda d_y: d_y.new_empty(d_y.shape[0], d_y.shape[4]))

@@ -57,10 +57,58 @@ def _plain(layer: Any) -> bool:
 
 
 def _largest(layer: Any, x: Tensor, dims: int) -> Tensor:
-    def larger(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where((b > a) | b.isnan(), b, a)  # of equals the first, as PyTorch's
+    every = _ntuple(dims)  # type: ignore[no-untyped-call]
+    kernel, sizes = every(layer.kernel_size), x.shape[-dims:]
+    simple = (
+        kernel == every(layer.stride)
+        and not any(every(layer.padding))
+        and every(layer.dilation) == (1,) * dims
+    )
+    if simple and not any(size % k for size, k in zip(sizes, kernel, strict=True)):
+        found: tuple[Tensor, Tensor] = LargestOfTile.apply(x, kernel)  # type: ignore[no-untyped-call]
+        return found[0]
+    return _larger(_views(layer, x, dims, -math.inf))[0]
 
-    return reduce(larger, _views(layer, x, dims, -math.inf))
+
+def _larger(views: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The largest of the views, and which: of equals the first, as PyTorch's."""
+    most, which = views[0], torch.zeros_like(views[0], dtype=torch.uint8)
+    for place, view in enumerate(views[1:], 1):
+        larger = (view > most) | view.isnan()
+        most, which = torch.where(larger, view, most), torch.where(larger, place, which)
+    return most, which
+
+
+class LargestOfTile(torch.autograd.Function):
+    """Windows that neither overlap nor leave gaps: each number's gradient is looked up, nothing is added."""
+
+    @staticmethod
+    def forward(x: Tensor, kernel: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The largest of every tile of x (..., *spatial), and its place in there."""
+        return _larger(shifted(x, x.dim() - len(kernel), kernel, kernel, (1,) * len(kernel)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.kernel = inputs[1]
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        (which,) = ctx.saved_tensors
+        sizes = d_y.shape[d_y.dim() - len(ctx.kernel) :]
+        lead = d_y.shape[: -len(sizes)]
+        each = [n for size in sizes for n in (size, 1)]  # (..., height, 1, width, 1)
+        inside = [n for k in ctx.kernel for n in (1, k)]  # (1, kernel's height, 1, kernel's width)
+        with torch.no_grad():  # there is no second derivative to prepare for
+            places = torch.arange(math.prod(ctx.kernel), device=d_y.device, dtype=which.dtype).view(inside)
+            d_x = torch.where(which.reshape(*lead, *each) == places, d_y.reshape(*lead, *each), 0)
+        return d_x.reshape(*lead, *(n * k for n, k in zip(sizes, ctx.kernel, strict=True))), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, kernel: tuple[int, ...]) -> tuple[Any, Any]:
+        """Stacked models are one more leading dimension."""
+        return LargestOfTile.apply(x.movedim(in_dims[0], 0), kernel), (0, 0)  # type: ignore[no-untyped-call]
 
 
 def _mean(layer: Any, x: Tensor, dims: int) -> Tensor:

@@ -11,7 +11,11 @@ from fairwind.models.dense import Pixels
 
 Init = Literal["pytorch", "he"]
 
-WIDTHS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
+# Outputs of each convolution, and whether they are pooled
+WIDTHS = (
+    *((64, True), (128, True), (256, False), (256, True)),
+    *((512, False), (512, True), (512, False), (512, True)),
+)
 
 
 def vgg11(classes: int = 10, *, init: Init = "pytorch") -> nn.Module:
@@ -21,12 +25,10 @@ def vgg11(classes: int = 10, *, init: Init = "pytorch") -> nn.Module:
     """
     layers: list[nn.Module] = [Pixels()]
     inputs = 3
-    for width in WIDTHS:
-        if isinstance(width, int):
-            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
-            inputs = width
-        else:
-            layers.append(nn.MaxPool2d(2))
+    for width, pooled in WIDTHS:
+        # ReLU keeps the order of numbers, and after pooling there are fewer of them.
+        layers += [nn.Conv2d(inputs, width, 3, padding=1), *[nn.MaxPool2d(2)] * pooled, nn.ReLU()]
+        inputs = width
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, classes))
     if init == "he":
         for name, parameter in model.named_parameters():
