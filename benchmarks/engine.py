@@ -1,6 +1,6 @@
 """How much faster the engine is than a plain loop, on the setups and on modules that users bring.
 
-    python benchmarks/engine.py [synthetic femnist …] [--device cuda] [--precision bf16] [--runs 1] [--profile]
+    python benchmarks/engine.py [synthetic femnist …] [--device cuda] [--precision bf16] [--runs 1]
 
 The loop lets a few clients probe and train one after another, with PyTorch's own layers and optimiser, and
 with as many threads as suit it best; it does nothing else. The engine, as `engine="auto"` chooses it, does
