@@ -166,7 +166,7 @@ def _best(work: Callable[[], Tensor]) -> float:
 
 
 @contextmanager
-def turn(folder: Path | None, programs: int, seconds: float = 300) -> Iterator[None]:
+def turn(folder: Path | None, programs: int, seconds: float = 120) -> Iterator[None]:
     """Within, no other program of the folder is timed. It waits until all have been built, or for so long."""
     if folder is None:
         yield
@@ -198,16 +198,18 @@ def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[
         built = time.perf_counter() - began
         loop = Loop(task, few, settings)
         probes = [run.algorithm.probe for run in runs if run.seed == 0]
-        plain = [run._replace(algorithm=algorithms.fedavg()) for run in runs]
-        training = Simulation(task.model, data, plain, ours.settings)
-        for _ in range(3 if on_gpu else 1):
-            training.step()
+        training = None
+        if not o.quick:
+            plain = [run._replace(algorithm=algorithms.fedavg()) for run in runs]
+            training = Simulation(task.model, data, plain, ours.settings)
+            for _ in range(3 if on_gpu else 1):
+                training.step()
         with turn(o.turn, o.of):
             floor = Floor(settings.device, settings.precision)
             print(f"  {floor.flops / 1e12:.1f} TFLOP/s in products, {floor.bytes / 1e9:.0f} GB/s of memory")
             rounds = max(1, min(20, int(2 / taken(ours.step))))
             pairs = [(loop.cost(probes), cost(ours, rounds)) for _ in range(o.repeats)]
-            alone = cost(training, rounds)
+            alone = cost(training, rounds) if training else float("nan")
             evaluation = min(taken(ours.evaluate) for _ in range(2))
             if o.profile:
                 profile(ours)
@@ -226,14 +228,14 @@ def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[
             "loop_us": 1e6 * slow,
             "loop_threads": loop.threads,
             "stacked_us": 1e6 * fast,
-            "training_us": 1e6 * alone,
+            "training_us": 1e6 * alone if training else None,
             "round_ms": 1e3 * fast * steps,
             "run_round_ms": 1e3 * fast * steps / len(runs),
             "evaluation_ms": 1e3 * evaluation,
             "building_s": built,
             "arithmetic_us": 1e6 * arithmetic,
             "memory_us": 1e6 * memory,
-            "of_floor": max(arithmetic, memory) / alone,
+            "of_floor": max(arithmetic, memory) / alone if training else None,
             "peak_gib": torch.cuda.max_memory_reserved() / 2**30 if on_gpu else None,
         }
         found.append(result)
@@ -243,7 +245,7 @@ def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[
             f"    {ours.choice}\n"
             f"    evaluation {1e3 * evaluation:.0f} ms; building and first rounds {built:.1f} s\n"
             f"    floor: arithmetic {1e6 * arithmetic:.2f} µs, memory {1e6 * memory:.2f} µs; "
-            f"training at {result['of_floor']:.0%} of it",
+            f"training at {max(arithmetic, memory) / alone:.0%} of it",
             flush=True,
         )
         alone_is_enough = ours.choice.stacked is None  # more runs only take longer
@@ -280,6 +282,7 @@ def main() -> None:
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--runs", type=int, choices=[1, 15], help="only so many at once")
+    parser.add_argument("--quick", action="store_true", help="leave out what training takes without probes")
     parser.add_argument("--profile", action="store_true", help="a round's kernels as well")
     parser.add_argument("--turn", type=Path, metavar="FOLDER", help="where programs wait for their turn")
     parser.add_argument("--of", type=int, default=1, help="how many programs wait there")
