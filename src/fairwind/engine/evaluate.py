@@ -22,6 +22,7 @@ class Scorer(Protocol):
     """A model that can score samples."""
 
     per_sample: int  # activations
+    stacks: bool  # whether it holds the activations of all models at once
     judges: tuple[Score, ...]
 
     def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
@@ -42,7 +43,8 @@ def client_scores(
     `sizes` (K,) says how many samples each client has, `pick` which; a client with none gets NaN. Ranks share
     whole chunks, so that a client's numbers are the same bits however many ranks there are.
     """
-    limit = max(16, NUMBERS.get(x.device.type, 1 << 22) // (max(64, model.per_sample) * len(x)))
+    at_once = len(x) if model.stacks else 1
+    limit = max(16, NUMBERS.get(x.device.type, 1 << 22) // (max(64, model.per_sample) * at_once))
     loss = Score("loss", lambda outputs, targets: outputs)
     shape = 1 + len(model.judges), len(x), len(sizes)
     found = torch.zeros(shape, dtype=torch.float64, device=x.device)

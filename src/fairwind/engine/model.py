@@ -39,6 +39,8 @@ class StackedModel:
     Parameters with `requires_grad=False` and all buffers are shared by every row, not copied.
     """
 
+    stacks = True
+
     def __init__(
         self,
         model: nn.Module,

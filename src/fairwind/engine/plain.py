@@ -33,6 +33,8 @@ HEAVY = 5e7  # floating-point operations: a millisecond or two of a core
 class PlainModel:
     """A copy of a module, in training or in evaluation mode. The user's own module is never changed."""
 
+    stacks = False
+
     def __init__(
         self,
         model: nn.Module,

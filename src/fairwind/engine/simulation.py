@@ -36,6 +36,7 @@ from fairwind.errors import InputError
 from fairwind.metrics import by_group, fairness, finite
 from fairwind.scores import Score, accuracy, as_scores
 
+LONG = 10**7  # operations of a sample's forward pass
 COMPILING = {"cpu": 30, "cuda": 60}  # seconds that it takes, about, and must save
 
 
@@ -140,7 +141,10 @@ class Simulation:
 
     @property
     def _scorer(self) -> Scorer:
-        return self.choice.stacked or self.plain
+        """What scores models on samples that they share."""
+        # A sample that takes long fills a GPU with one model, for which PyTorch has the faster kernels.
+        one_by_one = self.x.is_cuda and self.plain.flops >= LONG
+        return self.plain if one_by_one or self.choice.stacked is None else self.choice.stacked
 
     def _threads(self, count: int) -> AbstractContextManager[None]:
         """So many threads for kernels on a CPU; on a GPU nothing changes."""
@@ -208,7 +212,8 @@ class Simulation:
         self._check_losses(self.lowest[:, None])
         trained = self.views, self.runs, self.x, self.states, self.memories
         with products(self.settings.precision, self.x.device):
-            judged = judge_views(*trained, self._scorer, self.federation, *self.test, self.ranks)
+            scorers = self._scorer, self.choice.stacked or self.plain
+            judged = judge_views(*trained, scorers, self.federation, *self.test, self.ranks)
         self.loss, self.score, *self.further = judged
         self.curves.add(self.round, self.score)
         for i, view in enumerate(self.views):

@@ -48,22 +48,25 @@ def judge_views(
     x: Tensor,
     states: Sequence[Any],
     memories: Memories,
-    model: Scorer,
+    scorers: tuple[Scorer, Scorer],
     federation: Federation,
     sizes: Tensor,
     pick: Pick,
     ranks: Ranks,
 ) -> tuple[Tensor, ...]:
-    """Every client's mean loss and scores under each view's model, (views, K) each, on the host."""
+    """Every client's mean loss and scores under each view's model, (views, K) each, on the host.
+
+    Of the `scorers` the first is for models that clients share, the second for those of their own.
+    """
     shared = [view for view in views if view.model != "personal"]
     if len(shared) > len(x):
         both = {"global": lambda r: x[r], "averaged": lambda r: averaged(runs[r], states[r]).to(x.dtype)}
         x = torch.stack([both[view.model](view.run) for view in shared])
-    found = client_scores(model, federation, x, sizes, pick, ranks)
+    found = client_scores(scorers[0], federation, x, sizes, pick, ranks)
     rows = {(view.label, view.seed): [each[i] for each in found] for i, view in enumerate(shared)}
     for view in views:
         if view.model == "personal":
-            own = own_scores(model, federation, memories.values[view.run], sizes, pick, x.device)
+            own = own_scores(scorers[1], federation, memories.values[view.run], sizes, pick, x.device)
             rows[view.label, view.seed] = list(own)
     in_order = [rows[view.label, view.seed] for view in views]
     return tuple(torch.stack(each).cpu() for each in zip(*in_order, strict=True))
