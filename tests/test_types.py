@@ -131,21 +131,21 @@ def test_resumed_is_as_uninterrupted(ragged: Federation) -> None:
         assert torch.equal(memory, other.memories.values[r])
 
 
-def test_a_model_with_large_layers(ragged: Federation) -> None:
-    """Gradients of large dense layers stay in factors."""
+@pytest.mark.parametrize(
+    ("names", "compile"),
+    [(NAMES, "off"), (["fedavg", "fedprox:mu=0.5", "scaffold"], "on"), (["fedcm"], "on")],
+)
+def test_a_model_with_large_layers(ragged: Federation, names: list[str], compile: str) -> None:
+    """Gradients of large dense layers stay in factors, and are bent as they are added."""
 
     def model() -> nn.Module:
         features = ragged.inputs.shape[1]
-        return nn.Sequential(
-            nn.Linear(features, 400), nn.Tanh(), nn.Linear(400, 300), nn.Tanh(), nn.Linear(300, 5)
-        )
+        layers = nn.Linear(features, 401), nn.Tanh(), nn.Linear(401, 303), nn.Tanh(), nn.Linear(303, 5)
+        return nn.Sequential(*layers).double()
 
-    def double() -> nn.Module:
-        return model().double()
-
-    one, other = (
-        simulated(ragged, NAMES, solver=SOLVERS["sgd"], model=double, engine=e) for e in ("stacked", "loop")
-    )
+    options = {"solver": SOLVERS["sgd"], "model": model}
+    one = simulated(ragged, names, engine="stacked", compile=compile, **options)
+    other = simulated(ragged, names, engine="loop", **options)
     assert one.choice.stacked is not None
     assert one.choice.stacked.factored or DEVICE != "cpu"
     assert_together(one, other, rounds=2)

@@ -34,7 +34,7 @@ from fairwind.layers import prepare_compiler, tracing
 
 DRIVER = Path(__file__).parent / "driver.cpp"
 # Sizes of the example that a step is traced with: different ones, so that none is taken for another.
-ROWS, TABLE, SAMPLES = 7, 29, 41
+ROWS, BENDS, TABLE, SAMPLES = 7, 13, 29, 41
 OPTIONS = {"cpp.threads": 1}  # a worker has one core
 CODES = {  # of types, in C++
     torch.uint8: 0,
@@ -66,7 +66,9 @@ class Library:
         """Compiled for tensors of these types and shapes, unless that has been done before."""
         flat, structure = tree_flatten((rows, batches, inputs, targets))
         by_row, tables = len(rows.tensors()), 2
-        varying = [ROWS] * by_row + [TABLE] * tables + [0] * (len(batches) - tables)
+        varying = (
+            [ROWS] * by_row + [BENDS] * len(rows.bend) + [TABLE] * tables + [0] * (len(batches) - tables)
+        )
         varying += [SAMPLES] * (len(flat) - len(varying))
         example = [_resized(t, n) for t, n in zip(flat, varying, strict=True)]
         graph, self.shared, self.parts = _trace(step, example, varying, structure)
@@ -93,7 +95,7 @@ class Driver:
 
     def __call__(self, rows: Rows, batches: Batches, inputs: Any, targets: Any, counts: list[int]) -> None:
         """Lets rows take steps, each by the first so many."""
-        tensors = [*rows.tensors(), *batches, *samples.tensors((inputs, targets)), *self.shared]
+        tensors = [*rows.tensors(), *rows.bend, *batches, *samples.tensors((inputs, targets)), *self.shared]
         described: list[int] = []
         for t, stride in zip(tensors, self.strides, strict=True):
             assert t.stride() == stride  # compiled code knows no other
@@ -108,6 +110,8 @@ class Driver:
                 ctypes.c_int64(len(rows.tensors())),
                 *_numbers(counts),
                 *_numbers([begin + part for part in self.parts]),
+                *_numbers([len(rows.tensors()) + part for part in self.parts] if rows.bend else []),
+                ctypes.c_int64(len(rows.tensors()) - 1),
             )
         )
 
@@ -152,7 +156,9 @@ def _trace(
     def flat(*tensors: Tensor) -> list[Tensor]:
         left: dict[int, Product] = step(*tree_unflatten(list(tensors), structure))
         parts[:] = list(left)
-        return [t for product in left.values() for t in product]
+        factors = [t for product in left.values() for t in (product.left, product.right)]
+        bent = [t for product in list(left.values())[:1] for t in product[2:] if t is not None]
+        return factors + bent  # which are the same in all
 
     def traced(contiguous: bool) -> GraphModule:
         with torch.no_grad(), tracing(contiguous=contiguous):
@@ -210,7 +216,7 @@ def _build(graph: GraphModule, example: list[Tensor], varying: list[int]) -> Pat
 def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], folder: Path) -> None:
     from torch.export import Dim, export
 
-    dims = {ROWS: Dim("rows"), TABLE: Dim("table"), SAMPLES: Dim("samples")}
+    dims = {ROWS: Dim("rows"), BENDS: Dim("bends"), TABLE: Dim("table"), SAMPLES: Dim("samples")}
     shapes = tuple({0: dims[n]} if n else None for n in varying)
     with torch.no_grad():
         program = export(graph, tuple(example), dynamic_shapes=shapes)
@@ -223,21 +229,10 @@ def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], fold
     Path(package).unlink()
     compiler, libraries = _compiler(), Path(torch.__file__).parent / "lib"
     assert compiler is not None
-    command = [
-        compiler,
-        "-O2",
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        str(DRIVER),
-        "-o",
-        str(folder / "driver.so"),
-    ]
-    subprocess.run(
-        [*command, f"-L{libraries}", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"],
-        check=True,
-        capture_output=True,
-    )
+    native = ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else []
+    options = ["-O3", *native, "-std=c++17", "-shared", "-fPIC", "-o", str(folder / "driver.so")]
+    linked = [f"-L{libraries}", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
+    subprocess.run([compiler, *options, str(DRIVER), *linked], check=True, capture_output=True)
 
 
 def _processor() -> str:
@@ -274,7 +269,7 @@ def compiled_for_gpu(step: Step) -> Step:
         nonlocal chosen
         if chosen is not None:
             return chosen(rows, batches, inputs, targets)
-        for tensor in (*rows.tensors(), *batches[:2], *tree_flatten((inputs, targets))[0]):
+        for tensor in (*rows.tensors(), *rows.bend, *batches[:2], *tree_flatten((inputs, targets))[0]):
             if len(tensor) > 1:
                 torch._dynamo.mark_dynamic(tensor, 0)
         for contiguous in (False, True):  # for a `view` in the user's module

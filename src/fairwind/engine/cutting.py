@@ -91,7 +91,7 @@ class Cutter:
             parts = list(chunks(costs, self.budget))
             # Few: each worker gets as many, of all lengths; but waking it must be worth it.
             work = int(self._steps(kind, rows).sum()) * self.fixed(kind)
-            if len(parts) < 2 * self.workers and (len(parts) > 1 or work >= WORTH):
+            if len(parts) < 8 * self.workers and (len(parts) > 1 or work >= WORTH):
                 parts = dealt(len(rows), -(-len(parts) // self.workers) * self.workers)
         if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # compiled code treats one row apart
             parts[-2:] = [torch.cat(parts[-2:])]

@@ -1,12 +1,14 @@
 """What some types of algorithm need of a round beyond one sum: memories, gradients, updates held."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairwind.contract import GradientAlgorithm, Report
+from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.held import Held
 from fairwind.engine.layout import Layout, Parts
@@ -15,6 +17,7 @@ from fairwind.engine.memory import Memories, changed
 from fairwind.engine.ragged import Chunk
 from fairwind.engine.steps import Rows
 from fairwind.engine.sums import Partial
+from fairwind.engine.workers import Workers
 
 
 class Trained(NamedTuple):
@@ -42,15 +45,24 @@ class MeanGradient:
 class Further:
     """Does these things for chunks of stacked rows."""
 
-    def __init__(self, layout: Layout, memories: Memories, runs: Sequence[Run], sizes: Tensor):
-        """`sizes` (K,) are the clients' numbers of training samples, where they are computed with."""
-        self.layout, self.memories, self.sizes = layout, memories, sizes.double()
+    def __init__(
+        self,
+        layout: Layout,
+        memories: Memories,
+        runs: Sequence[Run],
+        federation: Federation,
+        *,
+        workers: int,
+    ):
+        self.layout, self.memories = layout, memories
+        self.sizes = federation.train.to(federation.device).double()
         self.seeing = seeing(runs)
+        self.workers = Workers([None] * (workers if self.seeing else 1))
         self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
 
     def held(self) -> dict[int, Held]:
         """Where updates are held in a round, for the runs whose servers see them."""
-        return {r: Held(algorithm, self.layout.from_matrices) for r, algorithm in self.seeing.items()}
+        return {r: Held(each, self.layout.from_matrices, self.workers) for r, each in self.seeing.items()}
 
     @property
     def apart(self) -> set[int]:
@@ -68,8 +80,12 @@ class Further:
                     for place, matrix in self._pairs(parts, kept):
                         place.index_copy_(0, here, matrix.to(place.dtype))
             elif r in local.memories:
-                for place, matrix in self._pairs(rows.bend, kept):
-                    place.index_add_(0, here, matrix, alpha=local.memories[r].factor)
+                factor = local.memories[r].factor
+                for place, matrix in self._pairs(tuple(part[: len(chunk.rows)] for part in rows.bend), kept):
+                    if len(here) == len(place):
+                        place.add_(matrix, alpha=factor)
+                    else:
+                        place.index_add_(0, here, matrix, alpha=factor)
 
     def _pairs(self, parts: Parts, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Parts of rows and flat vectors (n, P), both as matrices."""
@@ -102,17 +118,18 @@ class Further:
         found, remembered = Trained(part, {}, {}), []
         for r, here in chunk.rows_of.items():
             own, client = Report(*(field[here] for field in report)), chunk.clients(here)
+            every = len(here) == len(chunk.rows)
+            update = delta if every else [matrix.index_select(0, here) for matrix in delta]
             if r in self.seeing:
-                update = delta if len(here) == len(chunk.rows) and not copy else [m[here] for m in delta]
-                found.held[r] = own, client, update
+                found.held[r] = own, client, [m.clone() for m in update] if every and copy else update
             if r in local.memories:
-                memory, usable = self.memories.take(r, client), part.usable[here]
-                flat, shared = self.layout.from_matrices([m[here] for m in delta]), bend.shared.get(r, 0.0)
-                change = changed(local.memories[r].change(own), memory, shared, flat, usable)
-                found.changes[r] = change.double().sum(0)
-                remembered.append((r, client, memory + change))
+                rule, memory = local.memories[r].change(own), partial(self.memories.take, r, client)
+                flat, shared = self.layout.from_matrices(update), bend.shared.get(r, 0.0)
+                change = changed(rule, memory, shared, flat, part.usable[here])
+                found.changes[r] = change.sum(0).double()
+                remembered.append((r, client, change))
         for each in remembered:  # last: where memory ran out before, the chunk is trained again
-            self.memories.put(*each)
+            self.memories.add(*each)
         return found
 
     def gradients(self, chunk: Chunk, sums: list[Tensor], norm: Tensor) -> dict[int, tuple[Tensor, Tensor]]:

@@ -9,14 +9,24 @@ from torch import Tensor
 from fairwind.aggregation import usable_clients
 from fairwind.contract import Cohort, Report, SeeingAlgorithm
 from fairwind.engine.precision import products
+from fairwind.engine.workers import Workers
+
+# Of updates that are multiplied at once: on a CPU they stay in the cache.
+NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
 class Held:
     """Reports and updates of one run's clients, as they come."""
 
-    def __init__(self, algorithm: SeeingAlgorithm, from_matrices: Callable[[list[Tensor]], Tensor]):
+    def __init__(
+        self,
+        algorithm: SeeingAlgorithm,
+        from_matrices: Callable[[list[Tensor]], Tensor],
+        workers: Workers[None] | None = None,
+    ):
         """`from_matrices` turns the matrices that updates are given as into vectors (n, P)."""
         self.algorithm, self.from_matrices = algorithm, from_matrices
+        self.workers = workers or Workers([None])
         self.reports: list[Report] = []
         self.clients: list[Tensor] = []
         self.updates: list[list[Tensor]] = []  # of each addition, matrices (n, ·) that make up δ
@@ -46,14 +56,34 @@ class Held:
     def gram(self) -> Tensor:
         """Inner products of the usable clients' updates (n, n), in float64."""
         rows, usable = self._usable
-        masks = torch.split(usable, [len(client) for client in self.clients])
-        for update, mask in zip(self.updates, masks, strict=True):
-            for matrix in update:
-                matrix.masked_fill_(~mask[:, None], 0)
+        self._mask()
+        columns = max(1, NUMBERS.get(rows.device.type, NUMBERS["cpu"]) // max(1, len(usable)))
+        pieces = [
+            (part, begin)
+            for part, matrix in enumerate(self.updates[0])
+            for begin in range(0, matrix.shape[1], columns)
+        ]
+
+        @torch.no_grad()
+        def work(piece: tuple[int, int], _: None) -> Tensor:
+            part, begin = piece
+            some = torch.cat([update[part][:, begin : begin + columns] for update in self.updates])
+            return (some @ some.mT).double()
+
+        whole = usable.new_zeros(len(usable), len(usable), dtype=torch.float64)
         with products("float32", rows.device):
-            blocks = [[_product(a, b) for b in self.updates] for a in self.updates]
-        whole = torch.cat([torch.cat(row, dim=1) for row in blocks])
+            for found in self.workers.map(work, pieces):
+                whole += found
         return whole[rows][:, rows]
+
+    def _mask(self) -> None:
+        """Sets the updates of clients that do not count to zero."""
+        _, usable = self._usable
+        if not usable.all():
+            masks = torch.split(usable, [len(client) for client in self.clients])
+            for update, mask in zip(self.updates, masks, strict=True):
+                for matrix in update:
+                    matrix.masked_fill_(~mask[:, None], 0)
 
     def summed(self, coef: Tensor) -> Tensor:
         """Σcoef·δ (P,) of the usable clients, in float64."""
@@ -61,15 +91,17 @@ class Held:
         weights = coef.new_zeros(len(usable), dtype=torch.float64)
         weights[rows] = coef.double()
         scale = weights.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
-        sizes = [len(client) for client in self.clients]
-        parts = torch.split(weights / scale, sizes), torch.split(usable, sizes)
+        self._mask()
+        parts = torch.split(weights / scale, [len(client) for client in self.clients])
         total = [torch.zeros_like(matrix[0], dtype=torch.float64) for matrix in self.updates[0]]
+
+        @torch.no_grad()
+        def work(given: tuple[list[Tensor], Tensor], _: None) -> list[Tensor]:
+            update, part = given
+            return [part.to(matrix.dtype) @ matrix for matrix in update]
+
         with products("float32", rows.device):
-            for update, part, mask in zip(self.updates, *parts, strict=True):
-                for sum_, matrix in zip(total, update, strict=True):
-                    sum_ += part.to(matrix.dtype) @ matrix.masked_fill_(~mask[:, None], 0)
+            for found in self.workers.map(work, list(zip(self.updates, parts, strict=True))):
+                for sum_, each in zip(total, found, strict=True):
+                    sum_ += each
         return self.from_matrices([scale * each[None] for each in total])[0]
-
-
-def _product(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    return torch.stack([(one @ other.mT).double() for one, other in zip(a, b, strict=True)]).sum(0)

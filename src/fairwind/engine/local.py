@@ -22,9 +22,10 @@ PASSES: tuple[Pass, ...] = ("training", "corrected", "personal")
 
 
 class Rules(NamedTuple):
-    """What turns a row's gradient g into s(ℓ)·g + μ·y + w; w is kept with the row."""
+    """What turns a row's gradient g into s(ℓ)·g + μ·y + w."""
 
     bent: bool = False  # whether any row has μ or w
+    own: bool = False  # whether w is each row's own, and not one for all rows of a run
     scales: tuple[float | Callable[[Tensor], Tensor], ...] = ()  # s, by the number of a row's rule
     corrected: bool = False  # whether g is g(y) − g(x)
 
@@ -67,7 +68,7 @@ class Locals:
         scales = tuple(dict.fromkeys(part.scale for part in self.parts.values() if part.scale != 1.0))
         pulled = any(part.pull or part.shared for part in self.parts.values())
         bent = pulled or bool(self.memories) or way != "training"
-        self.rules = Rules(bent, scales, corrected=way == "corrected")
+        self.rules = Rules(bent, bool(self.memories), scales, corrected=way == "corrected")
         rule, pull = torch.full((len(runs),), -1), torch.zeros(len(runs), dtype=like.dtype)
         for r, part in self.parts.items():
             pull[r] = part.pull

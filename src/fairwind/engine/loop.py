@@ -142,11 +142,11 @@ class Loop:
     ) -> Tensor:
         """Lets a client remember; what its memory changed by (P,)."""
         client = torch.tensor([job.client])
-        memory = self.memories.take(job.run, client)
+        memory = partial(self.memories.take, job.run, client)
         shared = algorithm.local.shared(state).to(delta.dtype) if algorithm.local.shared else 0.0
         here = torch.ones(1, dtype=torch.bool, device=delta.device)
-        change = changed(algorithm.memory.change(report), memory, shared, delta[None], here)
-        self.memories.put(job.run, client, memory + change)
+        change = changed(algorithm.memory.change(report), memory, shared, delta[None].clone(), here)
+        self.memories.add(job.run, client, change)
         return change[0]
 
     def _gradients(

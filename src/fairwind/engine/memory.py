@@ -1,6 +1,6 @@
 """What clients keep from round to round: a vector, or a model of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,20 +31,37 @@ class Memories:
     def take(self, r: int, clients: Tensor) -> Tensor:
         """Those of some clients (n, P), where they are computed with."""
         found = self.values[r]
-        return found[clients.to(found.device)].to(self.device)
+        return found.index_select(0, clients.to(found.device)).to(self.device)
+
+    def add(self, r: int, clients: Tensor, change: Tensor) -> None:
+        """Changes those of some clients."""
+        found = self.values[r]
+        found.index_add_(0, clients.to(found.device), change.to(found.device))
 
     def put(self, r: int, clients: Tensor, new: Tensor) -> None:
         """Keeps new ones of some clients."""
         found = self.values[r]
-        found[clients.to(found.device)] = new.to(found.device)
+        found.index_copy_(0, clients.to(found.device), new.to(found.device))
 
 
-def changed(change: Change, memory: Tensor, shared: Tensor | float, update: Tensor, usable: Tensor) -> Tensor:
-    """By how much memories (n, P) change, given the server's u (P,) and updates δ (n, P)."""
-    found = torch.zeros_like(memory)
-    for number, vectors in ((change.own, memory), (change.shared, shared), (change.update, update)):
+def changed(
+    change: Change, memory: Callable[[], Tensor], shared: Tensor | float, update: Tensor, usable: Tensor
+) -> Tensor:
+    """By how much memories (n, P) change, given the server's u (P,) and updates δ (n, P).
+
+    The updates are overwritten. Memories are asked for only where the change depends on them.
+    """
+    rows = len(update)
+    if isinstance(change.update, Tensor):
+        found = update.mul_(change.update.to(update.dtype).expand(rows)[:, None])
+    else:
+        found = update.mul_(change.update) if change.update else update.zero_()
+    terms: list[tuple[float | Tensor, Callable[[], Tensor | float]]]
+    terms = [(change.own, memory), (change.shared, lambda: shared)]
+    for number, vectors in terms:
         if isinstance(number, Tensor):
-            found += number.to(memory.dtype).expand(len(memory))[:, None] * vectors
+            each = number.to(found.dtype).expand(rows)[:, None]
+            found.addcmul_(each, torch.as_tensor(vectors(), dtype=found.dtype, device=found.device))
         elif number:
-            found += number * vectors
-    return torch.where(usable[:, None], found, 0)
+            found.add_(vectors(), alpha=number)
+    return found.masked_fill_(~usable[:, None], 0)

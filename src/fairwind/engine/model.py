@@ -222,7 +222,7 @@ class StackedModel:
             for i, names in enumerate(self.layout.all_names)
             if len(names) == 1 and self.layout.sizes[i] >= LARGE and is_linear(self.training, names[0])
         }
-        if not candidates:
+        if not candidates or self.dtype not in (torch.float32, torch.float64):
             return
         draw = torch.Generator().manual_seed(0)
         noise = torch.randn(2, len(start), generator=draw, dtype=start.dtype)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairwind.contract import Report
 from fairwind.data.federation import Federation
@@ -33,7 +33,7 @@ from fairwind.errors import InputError, first_line
 
 T = TypeVar("T")
 Workspaces = dict[Kind, Workspace]
-FEW = 4  # chunks for each worker that are kept from round to round, where rounds are alike
+FEW = 16  # chunks for each worker that are kept from round to round, where rounds are alike
 LONG = 3000  # steps of a round, chunk after chunk, beyond which a graph of them all is too large
 COUNTS = 128  # numbers of rows for which steps are recorded, at most: others are rounded up to these
 
@@ -59,8 +59,8 @@ class Stacked:
         like = torch.empty(0, dtype=model.dtype, device=self.device)
         found = [Locals(runs, way, like) for way in PASSES]
         self.locals: dict[Pass, Locals] = {each.way: each for each in found if each.parts}
-        self.further = Further(model.layout, memories, runs, federation.train.to(self.device))
-        vectors = max(each.rules.bent + each.rules.corrected for each in self.locals.values())
+        self.further = Further(model.layout, memories, runs, federation, workers=workers)
+        vectors = max(each.rules.own + each.rules.corrected for each in self.locals.values())
         self.cutter = Cutter(
             model, planner, runs, budget=budget, workers=workers, apart=self.further.apart, vectors=vectors
         )
@@ -123,8 +123,9 @@ class Stacked:
         steps = solver.most * (-(-size // solver.batch_size))
         rows = self.planner.participants * len(self.runs) // self.ranks.world
         numbers = rows * self.cutter.fixed("training")
-        if self.device.type == "cuda":  # passes over memory
-            return 3e-12 * numbers * float(steps.double().mean())
+        if self.device.type == "cuda":  # passes over memory; but many small products gain nothing
+            recurrent = any(isinstance(layer, nn.RNNBase) for layer in self.model.training.modules())
+            return 0.0 if recurrent else 3e-12 * numbers * float(steps.double().mean())
         calls = max(int(steps.max()), int(numbers // self.cutter.budget * steps.double().mean()))
         return 1e-3 * calls
 

@@ -21,19 +21,22 @@ class Rows(NamedTuple):
     kept: tuple[Parts, ...]  # from step to step: the solver's moments, or the summed gradient
     cast: Parts  # the weights in the type of the computation, where that is another
     loss: Tensor  # (rows,) summed
-    bend: Parts = ()  # w, where steps are bent
     received: Parts = ()  # x in the type of the computation, where steps are corrected
-    rule: tuple[Tensor, ...] = ()  # (rows,) each: μ, and the number of the scale s, where steps are bent
+    # (rows,) each, where steps are bent: μ, the number of the scale s, and which w is the row's
+    rule: tuple[Tensor, ...] = ()
+    bend: Parts = ()  # w, (any number, *shape) for each parameter
 
     def first(self, n: int) -> "Rows":
         kept = tuple(tuple(part[:n] for part in parts) for parts in self.kept)
-        others = (tuple(part[:n] for part in parts) for parts in (self.bend, self.received, self.rule))
-        weights, cast = (tuple(part[:n] for part in parts) for parts in (self.weights, self.cast))
-        return Rows(weights, kept, cast, self.loss[:n], *others)
+        weights, cast, received, rule = (
+            tuple(part[:n] for part in parts) for parts in (self.weights, self.cast, self.received, self.rule)
+        )
+        return Rows(weights, kept, cast, self.loss[:n], received, rule, self.bend)
 
     def tensors(self) -> Sequence[Tensor]:
+        """All but `bend`."""
         kept = (part for parts in self.kept for part in parts)
-        return *self.weights, *kept, *self.cast, self.loss, *self.bend, *self.received, *self.rule
+        return *self.weights, *kept, *self.cast, self.loss, *self.received, *self.rule
 
 
 class Batches(NamedTuple):
@@ -76,18 +79,27 @@ def train_step(model: StackedModel, solver: Solver, rules: Rules = PLAIN) -> Ste
         active = mask[:, 0]  # a row that has finished stays
         batches.advance(mask.shape[0])
         scale = rules.scale(losses, rows.rule[1]) if rules.scales else None
-        bent = [_wide(rows.rule[0], w) * w + b for w, b in zip(rows.weights, rows.bend, strict=rules.bent)]
+        bent = {
+            i: _wide(rows.rule[0], weight) * weight + rows.bend[i][rows.rule[2]]
+            for i, weight in enumerate(rows.weights if rules.bent else ())
+            if isinstance(gradients[i], Dense)
+        }
         if solver.plain:
             rate = -batches.lr if scale is None else -batches.lr * scale
             left = _add(gradients, rows.weights, rate, active, () if rules.bent else rows.cast)
-            for weight, term in zip(rows.weights, bent, strict=rules.bent):
+            if rules.bent:
+                push = torch.where(active, batches.lr, 0)
+                keep = 1 - push * rows.rule[0]
+                left = {i: product._replace(keep=keep, push=push) for i, product in left.items()}
+            for i, term in bent.items():
+                weight = rows.weights[i]
                 weight.sub_(torch.where(_wide(active, weight), batches.lr * term, 0))
         else:
             left, dense = {}, _dense(gradients, rows.weights)
             if scale is not None:
                 dense = [_wide(scale, g) * g for g in dense]
             if rules.bent:
-                dense = [g + term for g, term in zip(dense, bent, strict=True)]
+                dense = [g + bent[i] for i, g in enumerate(dense)]
             _update(solver, rows, dense, batches, active)
         if rules.bent or not solver.plain:
             for half, weight in zip(rows.cast, rows.weights, strict=bool(rows.cast)):

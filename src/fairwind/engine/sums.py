@@ -62,7 +62,10 @@ def contributions(
     scaled = (weights / scale).to(delta[0].dtype)
     with products("float32", coef.device):
         updates = [
-            scale * (scaled @ update.masked_fill_(~usable[:, None], 0)).double()  # never 0·NaN
+            # Servers that see all updates weigh them later. Else never 0·NaN.
+            scale * (scaled @ update.masked_fill_(~usable[:, None], 0)).double()
+            if sums
+            else torch.zeros(len(chunk.runs), update.shape[1], dtype=torch.float64, device=coef.device)
             for update in delta
         ]
     counted = (member @ usable.double()).long()

@@ -70,10 +70,10 @@ class Workspace:
         table = torch.zeros(2, self.batch_size, dtype=torch.int64, device=device)
         number = torch.zeros((), dtype=own, device=device)
         counters = torch.zeros_like(table[0, 0]), number, number
-        return self._rows(2, device), Batches(table, table[:, 0].contiguous(), *counters), *self.data
+        return self._rows(2, 2, device), Batches(table, table[:, 0].contiguous(), *counters), *self.data
 
-    def _rows(self, n: int, device: torch.device) -> Rows:
-        """Room for n rows."""
+    def _rows(self, n: int, runs: int, device: torch.device) -> Rows:
+        """Room for n rows of so many runs."""
         layout, own = self.model.layout, self.model.dtype
         compute = self.model.compute if self.casts else own
         loss = torch.zeros(n, dtype=own, device=device)
@@ -83,9 +83,9 @@ class Workspace:
             tuple(layout.empty(n, own, device) for _ in range(self.kept)),
             layout.empty(n, compute, device) if self.casts else (),
             loss,
-            layout.empty(n, own, device) if bent else (),
             layout.empty(n, compute, device) if corrected else (),
-            (loss.clone(), loss.long()) if bent or self.rules.scales else (),
+            (loss.clone(), loss.long(), torch.arange(n, device=device)) if bent or self.rules.scales else (),
+            layout.empty(n if self.rules.own else runs, own, device) if bent else (),
         )
 
     def load(self, models: list[Tensor], row_run: Tensor, bend: Bend | None = None) -> Rows:
@@ -93,7 +93,7 @@ class Workspace:
         layout, n = self.model.layout, len(row_run)
         if self.rows is None or len(self.rows.loss) < n:
             self.clear()
-            self.rows = self._rows(n, models[0].device)
+            self.rows = self._rows(n, len(models[0]), models[0].device)
         rows = self.rows.first(n)
         _spread(models, row_run, layout.as_matrices(rows.weights))
         for tensor in (*(part for parts in rows.kept for part in parts), rows.loss):
@@ -102,9 +102,15 @@ class Workspace:
             for half, weight in zip(copies, rows.weights, strict=bool(copies)):
                 half.copy_(weight)
         if bend is not None and rows.rule:
-            for place, numbers in zip(rows.rule, bend.rule, strict=True):
+            for place, numbers in zip(rows.rule[:2], bend.rule, strict=True):
                 torch.index_select(numbers, 0, row_run, out=place)
-            _spread(bend.vectors, row_run, layout.as_matrices(rows.bend) if rows.bend else [])
+            vectors = layout.as_matrices(rows.bend) if rows.bend else []
+            if self.rules.own:
+                _spread(bend.vectors, row_run, [matrix[:n] for matrix in vectors])
+            else:
+                rows.rule[2].copy_(row_run)
+                for place, matrix in zip(vectors, bend.vectors, strict=True):
+                    place.copy_(matrix)
         return rows
 
     def work(self, counts: list[int], samples: Tensor, keys: Tensor | None, lr: Tensor) -> None:
@@ -137,7 +143,7 @@ class Workspace:
         rows = self.rows.first(n)
         targets = rows.kept[0] if rows.kept else rows.weights
         for i, product in self.step(rows, self.batches, *self.data).items():
-            product.add_to(targets[i])
+            product.add_to(targets[i], rows.bend[i][rows.rule[2]] if rows.bend else None)
 
 
 def _spread(of_runs: list[Tensor], row_run: Tensor, places: list[Tensor]) -> None:
