@@ -115,6 +115,20 @@ class Sum:
 def norm(parts: Sequence[Tensor]) -> Tensor:
     """The norm of all parts together."""
     blocks = [block for part in parts for block in torch.split(part.detach().reshape(-1), BLOCK)]
-    if not blocks:
-        return torch.zeros((), dtype=torch.float64)
-    return torch.stack(torch._foreach_norm(blocks)).double().square().sum().sqrt()
+    return _joined(torch._foreach_norm(blocks)) if blocks else torch.zeros((), dtype=torch.float64)
+
+
+def _joined(norms: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(norms)).double().square().sum().sqrt()
+
+
+@torch.no_grad()
+def difference(before: Sequence[Tensor], after: Sequence[Tensor], out: Sequence[Tensor]) -> Tensor:
+    """Leaves before − after in `out`, part by part, and returns its norm, taken while it is in the cache."""
+    norms = []
+    for parts in zip(before, after, out, strict=True):
+        simple = all(part.is_contiguous() for part in parts)
+        flat = [part.view(-1) for part in parts] if simple else parts
+        for a, b, c in zip(*(torch.split(each, BLOCK) for each in flat), strict=True):
+            norms.append(torch.linalg.vector_norm(torch.sub(a, b, out=c)))
+    return _joined(norms)

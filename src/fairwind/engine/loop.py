@@ -25,7 +25,7 @@ from fairwind.counter import mix
 from fairwind.data.federation import Federation
 from fairwind.engine.executor import Outcome, Run, seeing
 from fairwind.engine.held import Held
-from fairwind.engine.learner import Bent, Learner, Sum, norm
+from fairwind.engine.learner import Bent, Learner, Sum, difference
 from fairwind.engine.local import local_part
 from fairwind.engine.memory import Memories, changed
 from fairwind.engine.plain import PlainModel
@@ -205,15 +205,13 @@ class Loop:
         loss, grad_norm = probed or self._probe(weights, learner, job)
         self._steps(weights, learner, job, self._bent(job, x, state, mean, weights))
         delta = torch.empty_like(x)
-        with torch.no_grad():
-            for part, before, after in zip(*map(self.layout.parts, (delta, x)), weights, strict=True):
-                torch.sub(before, after, out=part)
+        update_norm = difference(self.layout.parts(x), weights, self.layout.parts(delta))
         solver = self.planner.solver
         numbers = (plan.size[job.entry].double(), solver.accumulated(plan.steps[job.entry].double()))
         lr = torch.tensor(self.lr, dtype=torch.float64)
         size, steps, rate = (number.to(x.device) for number in (*numbers, lr))
         return Report(
-            size, steps, rate, norm([delta]), loss, torch.full_like(loss, torch.nan), grad_norm
+            size, steps, rate, update_norm, loss, torch.full_like(loss, torch.nan), grad_norm
         ), delta
 
     def _train_personal(self, x: Tensor, job: Job, learner: Learner) -> None:
