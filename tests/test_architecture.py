@@ -16,6 +16,7 @@ LAYERS = (
     ("data", "models"),
     ("engine",),
     ("task", "environment"),
+    ("exchange",),
     ("setups", "references"),
     ("recipe",),
     ("results",),
@@ -40,6 +41,8 @@ ENGINE = (
     ("stacked",),
     ("simulation",),
 )
+
+EXCHANGE = (("message",), ("bounds", "capping", "own_loop"), ("client", "server"))
 
 STUDY = (("runs",), ("panel",), ("grid", "job"))
 
@@ -74,7 +77,8 @@ def height(name: str, layers: tuple[tuple[str, ...], ...]) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "layers"), [("", LAYERS), ("engine", ENGINE), ("study", STUDY), ("report", REPORT)]
+    ("folder", "layers"),
+    [("", LAYERS), ("engine", ENGINE), ("exchange", EXCHANGE), ("study", STUDY), ("report", REPORT)],
 )
 def test_imports_point_downwards(folder: str, layers: tuple[tuple[str, ...], ...]) -> None:
     wrong = []
