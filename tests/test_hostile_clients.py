@@ -163,8 +163,9 @@ def test_no_lie_buys_more_than_the_cap(spec: str, lie: str) -> None:
     accept = aggregator.accept
     aggregator.accept = lambda client, told: accept(client, cut(told))  # type: ignore[method-assign]
     for _ in range(3):
-        found = shares(aggregator, plain)
-        assert max(found) <= 0.1 * (1 + 1e-12)
+        weight, update = shares(aggregator, plain)
+        assert weight <= 0.1 * (1 + 1e-12)
+        assert update <= 0.2 * (1 + 1e-12)
         done = aggregator.finish()
         assert done.moved
         assert torch.isfinite(aggregator.x).all()

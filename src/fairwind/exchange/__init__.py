@@ -13,8 +13,8 @@ Why not always the second? A fair algorithm gives weight to clients that say the
 lies. Of 20 equal clients, one that overstates its loss tenfold has 35 % of the weight at α = 1; one that
 states a first loss of 1e-300 has all of it. From sums alone, a lie cannot be told from a large client.
 
-Whatever the form, no client has more than `Bounds.share` of a round's weight or of the norms of its updates,
-nor more than half of any other sum (twice an equal share, if that is more).
+Whatever the form, no client has more than `Bounds.share` of a round's weight, twice that of the norms of the
+round's updates, and half of any other sum (or twice an equal share, if that is more).
 """
 
 from fairwind.exchange.bounds import UNBOUNDED, Bounds

@@ -19,8 +19,8 @@ class Bounds:
     """
 
     share: float = 0.1
-    """Of a round's weight, and of its total update: what one client may have, at most. Among fewer than 20
-    clients it is twice an equal share."""
+    """Of a round's weight: what one client may have, at most; of the norms of updates twice as much, because
+    long training gives long updates. Among few clients it is at least twice an equal share."""
     size: float = 100.0
     steps: float = 100.0
     lr: float = 10.0

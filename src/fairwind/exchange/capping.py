@@ -96,7 +96,7 @@ class CappedSum:
         columns: list[list[float]] = []
         for i, sizes in enumerate(zip(*(term.sizes for term in self.held), strict=True)):
             values = [s * lighter for s, lighter in zip(sizes, columns[0], strict=True)] if i else list(sizes)
-            share = self.share if i < 2 else max(HALF, self.share)
+            share = (self.share, min(1.0, 2 * self.share))[i] if i < 2 else max(HALF, self.share)
             if not certain:
                 share = max(share, 2 / max(1, self.adding[i] + sum(size > 0 for size in sizes)))
             top = ceiling(self.added[i], values, share)
