@@ -218,6 +218,15 @@ def test_a_client_is_held_to_its_first_first_loss() -> None:
     assert aggregator.first_losses["turncoat"] == 2.0
 
 
+def test_a_lie_about_first_losses_hardly_moves_what_late_clients_are_told() -> None:
+    aggregator = server()
+    for k in range(HONEST):
+        aggregator.accept(f"node {k}", reply(k))
+    aggregator.accept("liar", reply(99, loss0=1e30))
+    aggregator.finish()
+    assert aggregator.first_loss("late") == pytest.approx((19 * 2.0 + 20.0) / 20)
+
+
 def test_common_certainty_hardly_moves_for_a_gradient_near_zero() -> None:
     found = {}
     for lie in (4.0, 1e-300):

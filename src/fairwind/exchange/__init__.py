@@ -19,15 +19,20 @@ round's updates, and half of any other sum (or twice an equal share, if that is 
 
 from fairwind.exchange.bounds import UNBOUNDED, Bounds
 from fairwind.exchange.client import LocalClient
+from fairwind.exchange.evaluation import Evaluations, Judged
 from fairwind.exchange.message import Form, RefusedError, Reply, arrays_of, sums_form
 from fairwind.exchange.own_loop import report_update
+from fairwind.exchange.results import FederatedRun
 from fairwind.exchange.server import Aggregator, Round
 
 __all__ = [
     "UNBOUNDED",
     "Aggregator",
     "Bounds",
+    "Evaluations",
+    "FederatedRun",
     "Form",
+    "Judged",
     "LocalClient",
     "RefusedError",
     "Reply",

@@ -84,6 +84,14 @@ class Seen:
         return (-math.inf if name in ONLY_ABOVE else median / factor), median * factor
 
 
+def within(values: list[float], factor: float) -> list[float]:
+    """Values, those beyond a factor to their median brought back to it."""
+    median = statistics.median(values) if len(values) > FEWEST else 0.0
+    if median <= 0 or math.isinf(factor):
+        return values
+    return [min(max(value, median / factor), median * factor) for value in values]
+
+
 _WORDS = {
     "lr": "a learning rate",
     "size": "a size",

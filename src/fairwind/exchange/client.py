@@ -27,6 +27,7 @@ from fairwind.engine.settings import Settings, resolve
 from fairwind.engine.stacked import Stacked
 from fairwind.engine.workers import threads
 from fairwind.errors import InputError, whole
+from fairwind.exchange.evaluation import Judged
 from fairwind.exchange.message import (
     FIRST,
     MEASURED,
@@ -48,14 +49,6 @@ class Trained(NamedTuple):
 
     reply: Reply
     first_loss: float | None  # to be remembered for later rounds
-
-
-class Judged(NamedTuple):
-    """How a model serves a client on its test samples; NaN where it has none."""
-
-    size: int
-    loss: float
-    scores: dict[str, float]  # by name; accuracies in percent
 
 
 class _Shared(NamedTuple):
@@ -175,7 +168,8 @@ class LocalClient:
         """How the model of these weights does on the client's test samples."""
         loss, *found = self._judge(weights, "test")
         names = [score.name for score in self.scores]
-        return Judged(int(self.federation.test[0]), loss, dict(zip(names, found, strict=True)))
+        sizes = int(self.federation.test[0]), int(self.federation.train[0])
+        return Judged(*sizes, loss, dict(zip(names, found, strict=True)))
 
     def _judge(self, weights: Mapping[str, Any], part: str) -> list[float]:
         x = self._received(weights)[None]

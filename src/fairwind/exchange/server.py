@@ -13,7 +13,7 @@ from fairwind.aggregation import advance, contribute, first_state
 from fairwind.contract import AnyAlgorithm, LocalAlgorithm, Report
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.layout import Layout
-from fairwind.exchange.bounds import Bounds, Seen
+from fairwind.exchange.bounds import Bounds, Seen, within
 from fairwind.exchange.capping import Capped, CappedSum, Term
 from fairwind.exchange.message import (
     FIRST,
@@ -105,7 +105,7 @@ class Aggregator:
         """What a client without memory is told: its own first loss, or the mean of those known, if any is."""
         if client in self.first_losses:
             return self.first_losses[client]
-        known = list(self.first_losses.values())
+        known = within(list(self.first_losses.values()), self.bounds.loss0)
         summed, count = (sum(known), len(known)) if self.sends == "report" else self.first_sum
         return summed / count if count else None
 
