@@ -16,12 +16,12 @@ LAYERS = (
     ("data", "models"),
     ("engine",),
     ("task", "environment"),
-    ("exchange",),
     ("setups", "references"),
     ("recipe",),
     ("results",),
     ("directory",),
-    ("comparison", "training"),
+    ("comparison", "training", "exchange"),
+    ("flower",),
     ("api",),
     ("study", "paper"),
     ("report",),
@@ -42,7 +42,12 @@ ENGINE = (
     ("simulation",),
 )
 
-EXCHANGE = (("message",), ("bounds", "capping", "own_loop"), ("client", "server"))
+EXCHANGE = (
+    ("message",),
+    ("bounds", "capping", "own_loop", "evaluation"),
+    ("client", "server"),
+    ("results",),
+)
 
 STUDY = (("runs",), ("panel",), ("grid", "job"))
 
@@ -107,6 +112,17 @@ def test_only_one_file_leans_on_pytorchs_insides() -> None:
             if isinstance(node, ast.ImportFrom) and node.module and "._" in node.module:
                 private.append(f"{file.name}: {node.module}")
     assert not private
+
+
+def test_only_one_package_imports_flower() -> None:
+    importing = set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            named += [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            if any(name.partition(".")[0] == "flwr" for name in named):
+                importing.add(file.relative_to(SOURCE).parts[0])
+    assert importing == {"flower"}
 
 
 def test_files_are_short() -> None:

@@ -1,0 +1,82 @@
+"""A Flower client app that trains a task's client as the simulator does."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord
+from flwr.clientapp import ClientApp
+
+from fairwind import algorithms
+from fairwind.contract import AnyAlgorithm
+from fairwind.engine.settings import Settings
+from fairwind.errors import InputError
+from fairwind.exchange.client import LocalClient
+from fairwind.flower.records import ARRAYS, SHARED, config_of, judged_content, to_arrays, to_content
+from fairwind.task import Task
+
+MEMORY = "fairwind"  # the record of a node's state
+PARTITION = "partition-id"  # of a node's config: which of the clients it is
+
+
+def client_app(
+    task: Task | Callable[[Context], Task],
+    algorithm: AnyAlgorithm | None = None,
+    *,
+    settings: Settings | None = None,
+    mods: Sequence[Any] = (),
+) -> ClientApp:
+    """The client's side of a training; the server's is `AlgorithmStrategy`.
+
+    `task` holds all clients, of which a node is the one numbered by `partition-id` in its config; or it is a
+    function of the node's context that gives a task with the node's own data alone. The algorithm is what the
+    server says, unless it is one of your own.
+    """
+    app = ClientApp(mods=list(mods))
+    made: dict[tuple[Any, ...], LocalClient] = {}
+
+    def client_of(context: Context, config: ConfigRecord) -> LocalClient:
+        said = str(config["algorithm"]), str(config["sends"]), int(config["seed"])
+        key = context.node_id, *said
+        if key not in made:
+            made.clear()  # a node is one client
+            mine = task(context) if callable(task) else task
+            number = context.node_config.get(PARTITION)
+            if number is None and len(mine.federation) > 1:
+                raise InputError(
+                    f"the task has {len(mine.federation)} clients: say which of them a node is, with "
+                    f"--node-config '{PARTITION}=0'"
+                )
+            made[key] = LocalClient(
+                mine,
+                algorithm or algorithms.build(said[0]),
+                int(number) if len(mine.federation) > 1 else None,
+                number=int(context.node_id % 2**31 if number is None else number),
+                seed=said[2],
+                settings=settings,
+                sends="sums" if said[1] == "sums" else "report",
+            )
+        return made[key]
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        config = config_of(message.content)
+        memory = context.state.get(MEMORY, {})
+        first = memory.get("first-loss", config.get("first-loss"))
+        shared = message.content.get(SHARED)
+        trained = client_of(context, config).train(
+            to_arrays(message.content[ARRAYS]),
+            int(config["round"]),
+            first_loss=first,
+            shared=None if shared is None else to_arrays(shared),
+        )
+        if trained.first_loss is not None:
+            context.state[MEMORY] = MetricRecord({"first-loss": trained.first_loss})
+        return Message(to_content(trained.reply), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        client = client_of(context, config_of(message.content))
+        judged = client.evaluate(to_arrays(message.content[ARRAYS]))
+        return Message(judged_content(judged), reply_to=message)
+
+    return app
