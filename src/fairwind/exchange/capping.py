@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairwind.engine.learner import Sum
+
 HALF = 0.5  # of any further sum, such as that of certainties, is the most that a client may have
 
 
@@ -14,7 +16,7 @@ class Term(NamedTuple):
 
     client: str
     coef: float
-    update: Tensor  # (P,) in the type it was sent in
+    update: Tensor  # (P,) in the type it was sent in; it is taken over
     sums: tuple[float, ...]  # the first is the client's weight
     length: float  # of the update
 
@@ -43,7 +45,7 @@ class CappedSum:
     """
 
     def __init__(self, parameters: int, sums: int, share: float):
-        self.total = torch.zeros(parameters, dtype=torch.float64)
+        self.total = Sum(torch.empty(parameters))
         self.share, self.clients = share, 0
         self.sums = [0.0] * sums
         self.held: list[Term] = []
@@ -77,11 +79,11 @@ class CappedSum:
             (size / came if 0 < came < math.inf else float(came > 0), client)
             for (size, client), came in zip(self.largest, self.came, strict=True)
         ]
-        return Capped(self.total, tuple(self.sums), self.clients, capped, max(shares)[1])
+        return Capped(self.total.flush(), tuple(self.sums), self.clients, capped, max(shares)[1])
 
     def _take(self, term: Term, factors: list[float]) -> None:
         lighter, shorter, *further = factors
-        self.total.add_(term.update, alpha=term.coef * lighter * shorter)
+        self.total.add(term.coef * lighter * shorter, term.update)
         scales = [lighter, *(lighter * each for each in further)]
         self.sums = [a + b * c for a, b, c in zip(self.sums, term.sums, scales, strict=True)]
         for i, (size, factor) in enumerate(zip(term.sizes, factors, strict=True)):

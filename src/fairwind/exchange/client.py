@@ -179,7 +179,7 @@ class LocalClient:
         return [float(each) for each in found]
 
     def _received(self, weights: Mapping[str, Any]) -> Tensor:
-        return self.form.vector(weights).to(self.plain.start)
+        return self.form.vector(weights)[0].to(self.plain.start)
 
     def _threads(self, count: int) -> AbstractContextManager[None]:
         return threads(count) if self.settings.device == "cpu" else nullcontext()

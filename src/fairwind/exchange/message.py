@@ -12,6 +12,7 @@ from torch import Tensor
 from fairwind.algorithms import NEEDS
 from fairwind.contract import Algorithm, AnyAlgorithm, LocalAlgorithm, Probe, Report
 from fairwind.engine.layout import Layout
+from fairwind.engine.learner import norm
 from fairwind.errors import InputError, shown
 
 Sends = Literal["report", "sums"]
@@ -48,8 +49,8 @@ class Form(NamedTuple):
     numbers: tuple[str, ...]
     optional: tuple[str, ...] = ()
 
-    def vector(self, arrays: Mapping[str, Any]) -> Tensor:
-        """Arrays as one new vector (P,), checked."""
+    def vector(self, arrays: Mapping[str, Any]) -> tuple[Tensor, float]:
+        """Arrays as one new vector (P,), checked; and its norm."""
         if set(arrays) != set(self.names):
             raise RefusedError(f"its arrays are not the model's: {_difference(arrays, self.names)}")
         for name, shape in zip(self.names, self.shapes, strict=True):
@@ -61,11 +62,13 @@ class Form(NamedTuple):
             if array.shape != shape:
                 raise RefusedError(f"{name!r} is of shape {array.shape}, not {shape}")
         vector = torch.from_numpy(np.concatenate([arrays[name].reshape(-1) for name in self.names]))
-        low, high = torch.aminmax(vector)
-        if not torch.isfinite(low) or not torch.isfinite(high):
-            broken = next(name for name in self.names if not np.isfinite(arrays[name]).all())
-            raise RefusedError(f"{broken!r} has numbers that are not finite")
-        return vector
+        length = float(norm([vector]))
+        if not math.isfinite(length):  # large numbers may be finite all the same
+            for name in self.names:
+                if not np.isfinite(arrays[name]).all():
+                    raise RefusedError(f"{name!r} has numbers that are not finite")
+            length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+        return vector, length
 
     def checked(self, numbers: Mapping[str, Any]) -> dict[str, float]:
         """Numbers that are all there, and finite."""

@@ -125,9 +125,8 @@ class Aggregator:
         return why
 
     def _add(self, client: str, reply: Reply) -> None:
-        vector = self.form.vector(reply.arrays)
+        vector, length = self.form.vector(reply.arrays)
         numbers = self.form.checked(reply.numbers)
-        length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
         if self.sends == "report":
             term = self._weighed(client, vector, numbers, length)
         else:
