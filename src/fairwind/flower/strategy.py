@@ -18,6 +18,7 @@ from fairwind.counter import PARTICIPATE, fold, mix
 from fairwind.engine.checks import build
 from fairwind.engine.layout import Layout
 from fairwind.engine.settings import Model
+from fairwind.engine.workers import keep_memory
 from fairwind.errors import first_line, whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, Judged, check_judged
@@ -175,7 +176,8 @@ class AlgorithmStrategy(Strategy):
         """Trains the rounds that are left, from the model's own weights unless others are given."""
         if initial_arrays is not None:
             given = to_arrays(initial_arrays)
-            self.aggregator.x = self.aggregator.form.vector({n: given[n] for n in self.layout.names})
+            self.aggregator.x = self.aggregator.form.vector({n: given[n] for n in self.layout.names})[0]
+        keep_memory()
         run = None if self.out is None else FederatedRun(self.out, self._owner())
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result = Result()
