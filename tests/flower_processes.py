@@ -160,6 +160,14 @@ class Deployment:
         os.killpg(self.nodes[number].pid, signal.SIGKILL)
         self.nodes[number].wait()
 
+    def kill_superlink(self) -> None:
+        """Kills the SuperLink with all that it has started."""
+        assert self.superlink is not None
+        os.killpg(self.superlink.pid, signal.SIGKILL)
+        self.superlink.wait()
+        self.kill("flwr-serverapp")
+        (self.folder / "superlink.log").write_text("")
+
     def stop(self) -> None:
         """Stops everything."""
         started = [each for each in (*self.nodes.values(), self.superlink) if each is not None]

@@ -281,6 +281,39 @@ def test_ordinary_replies_are_turned_into_contributions_by_the_server(spec: str)
     torch.testing.assert_close(strategy.aggregator.x, simulation.x[0], rtol=1e-4, atol=1e-5)
 
 
+def test_replies_of_flowers_quickstart_are_enough_for_algorithms_that_ask_for_no_more(task: Task) -> None:
+    def plain(reply: Message) -> Message:
+        if "arrays" in reply.content:
+            kept = {k: v for k, v in reply.content["metrics"].items() if k in ("num-examples", "loss")}
+            reply.content["metrics"] = MetricRecord(kept)
+        return reply
+
+    def used(spec: str, **options: Any) -> int:
+        strategy = WeightsStrategy(spec, task, **options)
+        grid = InProcessGrid(ordinary_app(task), len(SIZES), dict.fromkeys(range(100, 105), plain))
+        strategy.start(grid, num_rounds=1, timeout=5)
+        assert strategy.last is not None
+        return strategy.last.used
+
+    assert used("fedavg") == used("fedadam") == 5
+    assert used("qfedavg") == used("fednova") == 0
+    assert used("qfedavg", lr=0.1) == used("fednova", steps=1) == 5
+
+
+def test_clients_without_test_samples_train_and_are_not_judged(ragged: Federation) -> None:
+    task = task_of(ragged)
+    strategy = strategy_of(task)
+    result = strategy.start(grid_of(task), num_rounds=2, timeout=5)
+    simulation = simulated(task, "adafedadam:warmup=2")
+    for _ in range(2):
+        simulation.step()
+    simulation.evaluate()
+    torch.testing.assert_close(strategy.aggregator.x, simulation.x[0], rtol=1e-9, atol=1e-10)
+    found, expected = result.evaluate_metrics_clientapp[2], simulation.history[-1]
+    assert found["worst30"] == pytest.approx(expected["worst30"])
+    assert strategy.evaluations.sizes["100"] == (0, 1)
+
+
 def test_fedavg_is_flowers_own(task: Task) -> None:
     """Beside Flower's implementation, on the same ordinary app."""
     ours = WeightsStrategy("fedavg", task, bounds=UNBOUNDED)

@@ -34,12 +34,17 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         for number in range(NODES):
             made.register(number)
             made.start_node(number)
-        online = lambda: made.flwr("supernode", "list", "here").count("online") == NODES  # noqa: E731
-        wait_for(online, 120, "the nodes' arrival")
+        online(made)
         yield made
     finally:
         made.stop()
         assert made.processes() == []
+
+
+def online(deployment: Deployment) -> None:
+    """Waits until all nodes are there."""
+    there = lambda: deployment.flwr("supernode", "list", "here").count("online") == NODES  # noqa: E731
+    wait_for(there, 180, "the nodes' arrival")
 
 
 def finished(out: Path, seconds: float = SLOW) -> Comparison:
@@ -97,8 +102,21 @@ def test_a_node_killed_in_a_round_is_named_and_the_others_finish(deployment: Dep
     assert found[0].left_out >= 1
     assert all(torch.isfinite(value).all() for value in found[0].state_dict.values())
     log = deployment.flwr("log", run, "here", "--show")
-    assert f"{deployment.node_ids[2]} is left out: it did not reply in time" in log
+    assert f"{deployment.node_ids[2]} is left out" in log
     deployment.start_node(2)  # and it may come back
+
+
+def test_a_superlink_that_is_killed_is_started_again_and_training_goes_on(deployment: Deployment) -> None:
+    out = deployment.folder / "restarted"
+    said = {"algorithm": "adafedadam", "num_server_rounds": 3, "share": 1.0, "eval_every": 3, "out": str(out)}
+    online(deployment)  # with the node that came back
+    deployment.run(**said)
+    wait_for(lambda: list((out / "checkpoints").glob("*1.json")), SLOW, "the first round")
+    deployment.kill_superlink()
+    deployment.start_superlink()
+    online(deployment)
+    deployment.run(**said)
+    assert_simulated(finished(out), "adafedadam", 3)
 
 
 def there(out: Path) -> int:

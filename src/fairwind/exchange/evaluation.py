@@ -11,6 +11,8 @@ from fairwind.exchange.message import RefusedError
 from fairwind.metrics import fairness, finite
 from fairwind.scores import Score
 
+LIMIT = 200_000  # scores that are kept of earlier rounds; beyond, every second round is dropped, and so on
+
 
 class Judged(NamedTuple):
     """How a model serves a client on its test samples; NaN where it has none."""
@@ -56,6 +58,8 @@ class Evaluations:
         self.last = dict(judged)
         self.rounds.append(round)
         self.said.append({client: each.scores[self.scores[0].name] for client, each in judged.items()})
+        while len(self.rounds) > 2 and len(self.rounds) * len(self.clients) > LIMIT:
+            self.rounds, self.said = self.rounds[::-2][::-1], self.said[::-2][::-1]
         found = [self._fairness(score) for score in self.scores]
         line: dict[str, Any] = {"algorithm": self.label, "seed": self.seed, "round": round, **found[0]}
         line |= {name: value for name, value in finite(more).items() if name not in line}

@@ -14,6 +14,7 @@ from fairwind.exchange.client import LocalClient
 from fairwind.flower.records import ARRAYS, SHARED, config_of, judged_content, to_arrays, to_content
 from fairwind.task import Task
 
+KEPT = 8  # clients that a process has ready, where it is several nodes
 MEMORY = "fairwind"  # the record of a node's state
 PARTITION = "partition-id"  # of a node's config: which of the clients it is
 
@@ -32,13 +33,14 @@ def client_app(
     server says, unless it is one of your own.
     """
     app = ClientApp(mods=list(mods))
-    made: dict[tuple[Any, ...], LocalClient] = {}
+    made: dict[tuple[Any, ...], LocalClient] = {}  # the newest last
 
     def client_of(context: Context, config: ConfigRecord) -> LocalClient:
         said = str(config["algorithm"]), str(config["sends"]), int(config["seed"])
         key = context.node_id, *said
         if key not in made:
-            made.clear()  # a node is one client
+            while len(made) >= KEPT:
+                del made[next(iter(made))]
             mine = task(context) if callable(task) else task
             number = context.node_config.get(PARTITION)
             if number is None and len(mine.federation) > 1:

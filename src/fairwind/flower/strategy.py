@@ -176,7 +176,8 @@ class AlgorithmStrategy(Strategy):
         """Trains the rounds that are left, from the model's own weights unless others are given."""
         if initial_arrays is not None:
             given = to_arrays(initial_arrays)
-            self.aggregator.x = self.aggregator.form.vector({n: given[n] for n in self.layout.names})[0]
+            trained = {name: given[name] for name in self.layout.names if name in given}
+            self.aggregator.x = self.aggregator.form.vector(trained)[0]
         keep_memory()
         run = None if self.out is None else FederatedRun(self.out, self._owner())
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()

@@ -1,9 +1,11 @@
 """A strategy for apps that reply as FedAvg's do: with trained weights and metrics."""
 
+import math
 from typing import Any
 
 from flwr.app import ArrayRecord, RecordDict
 
+from fairwind.aggregation import refuses
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.settings import Model
 from fairwind.exchange.message import MEASURED, RefusedError, Reply
@@ -18,15 +20,27 @@ NAMES = {"num-examples": "size", "lr": "lr", "steps": "steps", "loss": "loss", "
 class WeightsStrategy(AlgorithmStrategy):
     """The contribution is computed here, from the weights a client was sent and those it sends back.
 
-    Replies have a state dict, and the metrics "num-examples", "lr" and "steps" of local training; "loss", the
-    mean over the training samples before training, and "grad-norm", the norm of its gradient there, for
-    algorithms that ask for them. Others are ignored. Buffers are sent out as they are in the model given.
+    Replies have a state dict, and the metric "num-examples". Algorithms that ask for more find it in further
+    metrics: "lr" and "steps" of local training; "loss", the mean over the training samples before training;
+    "grad-norm", the norm of its gradient there. Others are ignored. Buffers are sent out as they are in the
+    model given.
     """
 
-    def __init__(self, algorithm: str | AnyAlgorithm, model: Task | Model, **options: Any):
-        """As for `AlgorithmStrategy`."""
+    def __init__(
+        self,
+        algorithm: str | AnyAlgorithm,
+        model: Task | Model,
+        *,
+        lr: float | None = None,
+        steps: float | None = None,
+        **options: Any,
+    ):
+        """As for `AlgorithmStrategy`; `lr` and `steps` are those of clients that do not tell them."""
         super().__init__(algorithm, model, **options)
         self.sent = self.aggregator.weights()
+        if lr is None and not refuses(self.algorithm, lr=math.nan):
+            lr = 1.0  # whatever it is
+        self.usual = {name: value for name, value in (("lr", lr), ("steps", steps)) if value is not None}
 
     def _outgoing(self) -> ArrayRecord:
         self.sent = self.aggregator.weights()
@@ -36,7 +50,8 @@ class WeightsStrategy(AlgorithmStrategy):
     def _read(self, node: int, content: RecordDict) -> Reply:
         reply = from_content(content)
         wanted = {"size", "lr", "steps", *MEASURED[self.algorithm.probe]}
-        numbers = {NAMES[k]: v for k, v in reply.numbers.items() if k in NAMES and NAMES[k] in wanted}
+        numbers: dict[str, Any] = dict(self.usual)
+        numbers |= {NAMES[k]: v for k, v in reply.numbers.items() if k in NAMES and NAMES[k] in wanted}
         if "loss0" in wanted and "loss" in numbers:
             known = self.aggregator.first_loss(str(node)) if self.aggregator.round else None
             numbers["loss0"] = numbers["loss"] if known is None else known
