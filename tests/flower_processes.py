@@ -22,11 +22,11 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def wait_for(what: Callable[[], Any], seconds: float, why: str) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float, why: str, pause: float = 0.5) -> Any:
     end = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < end, f"{why} did not happen within {seconds} s"
-        time.sleep(0.5)
+        time.sleep(pause)
     return found
 
 

@@ -44,7 +44,7 @@ ENGINE = (
 
 EXCHANGE = (
     ("message",),
-    ("bounds", "capping", "own_loop", "evaluation"),
+    ("bounds", "capping", "own_loop", "evaluation", "secure"),
     ("client", "server"),
     ("results",),
 )

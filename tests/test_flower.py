@@ -18,8 +18,7 @@ from conftest import make_federation, make_model
 from exchanged import simulated, task_of
 from fairwind import Federation, InputError, Task, algorithms, load
 from fairwind.exchange import UNBOUNDED, Bounds
-from fairwind.flower import AlgorithmStrategy, WeightsStrategy, client_app, server_app
-from fairwind.flower import strategy as strategies
+from fairwind.flower import AlgorithmStrategy, WeightsStrategy, client_app, nodes, server_app
 from flower_grid import InProcessGrid
 
 SIZES = [12, 20, 45, 8, 26]
@@ -32,7 +31,7 @@ def task() -> Task:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategies, "PAUSE", 0.01)
+    monkeypatch.setattr(nodes, "PAUSE", 0.01)
 
 
 def grid_of(task: Task, **options: Any) -> InProcessGrid:

@@ -126,7 +126,7 @@ def there(out: Path) -> int:
 
 def test_a_server_killed_at_ten_random_moments_loses_no_round(tmp_path: Path) -> None:
     """Without a network, so that moments are close together: at worst the round in flight is done again."""
-    rounds, out, straight = 40, tmp_path / "killed", tmp_path / "straight"
+    rounds, out, straight = 400, tmp_path / "killed", tmp_path / "straight"
 
     def start(where: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(Path(__file__).parent / "flower_killed.py"), str(rounds), str(where)]
@@ -136,8 +136,9 @@ def test_a_server_killed_at_ten_random_moments_loses_no_round(tmp_path: Path) ->
     draw, reached = random.Random(0), 0
     for _ in range(10):
         process, before = start(out), reached
-        wait_for(lambda: there(out) > before or process.poll() is not None, 120, "a further round")  # noqa: B023
-        time.sleep(draw.uniform(0, 0.3))
+        further = lambda: there(out) > before or process.poll() is not None  # noqa: B023, E731
+        wait_for(further, 120, "a further round", pause=0.02)
+        time.sleep(draw.uniform(0, 0.2))
         assert process.poll() is None, "it ended before it was killed ten times"
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

@@ -86,6 +86,7 @@ class Aggregator:
         """Forgets what has arrived of the round that is under way."""
         self.current = Round(self.round)
         self.sum = CappedSum(len(self.x), len(self.sums._fields), self.bounds.share)
+        self.secret: Capped | None = None
         self.counted: set[str] = set()
         self.reported: dict[str, Report] = {}
         self.new_first_losses: dict[str, float] = {}
@@ -142,6 +143,15 @@ class Aggregator:
             summed, count = self.new_first
             self.new_first = summed + numbers[FIRST[0]], count + numbers[FIRST[1]]
 
+    def take_sum(self, total: Tensor, numbers: Mapping[str, float], clients: int) -> None:
+        """Takes what so many clients add up to, where none of them is seen."""
+        found = self.form.checked(numbers)
+        sums = tuple(found[name] for name in self.sums._fields)
+        self.secret = Capped(total, sums, clients, [{} for _ in (*sums, total)], "nobody who is known")
+        self.current.used = clients
+        if FIRST[0] in found:
+            self.new_first = found[FIRST[0]], found[FIRST[1]]
+
     def _weighed(self, client: str, update: Tensor, numbers: Mapping[str, float], length: float) -> Term:
         """A client's contribution, computed from its report within the bounds."""
         report = to_report(numbers, length)
@@ -160,7 +170,7 @@ class Aggregator:
 
     def finish(self) -> Round:
         """The algorithm's step with what has arrived, and the next round."""
-        done, capped = self.current, self.sum.finish()
+        done, capped = self.current, self.secret or self.sum.finish()
         what = "weight", "update", *self.sums._fields[1:]
         done.capped = {name: each for name, each in zip(what, capped.factors, strict=True) if each}
         if capped.clients:

@@ -5,8 +5,16 @@ and server tell each other.
 """
 
 from fairwind.flower.client import client_app
+from fairwind.flower.secure import SecureStrategy, secure_client_app
 from fairwind.flower.server import server_app
 from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.flower.weights import WeightsStrategy
 
-__all__ = ["AlgorithmStrategy", "WeightsStrategy", "client_app", "server_app"]
+__all__ = [
+    "AlgorithmStrategy",
+    "SecureStrategy",
+    "WeightsStrategy",
+    "client_app",
+    "secure_client_app",
+    "server_app",
+]

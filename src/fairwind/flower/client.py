@@ -1,9 +1,9 @@
 """A Flower client app that trains a task's client as the simulator does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord
+from flwr.app import Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fairwind import algorithms
@@ -32,10 +32,32 @@ def client_app(
     function of the node's context that gives a task with the node's own data alone. The algorithm is what the
     server says, unless it is one of your own.
     """
-    app = ClientApp(mods=list(mods))
+    client_of = local_clients(task, algorithm, settings)
+    app = evaluating(client_of, mods)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        config = config_of(message.content)
+        shared = message.content.get(SHARED)
+        trained = client_of(context, config).train(
+            to_arrays(message.content[ARRAYS]),
+            int(config["round"]),
+            first_loss=remembered(context, config),
+            shared=None if shared is None else to_arrays(shared),
+        )
+        remember(context, trained.first_loss)
+        return Message(to_content(trained.reply), reply_to=message)
+
+    return app
+
+
+def local_clients(
+    task: Task | Callable[[Context], Task], algorithm: AnyAlgorithm | None, settings: Settings | None
+) -> Callable[[Context, Mapping[str, Any]], LocalClient]:
+    """A function that gives a node's client, made once, for what the server says."""
     made: dict[tuple[Any, ...], LocalClient] = {}  # the newest last
 
-    def client_of(context: Context, config: ConfigRecord) -> LocalClient:
+    def client_of(context: Context, config: Mapping[str, Any]) -> LocalClient:
         said = str(config["algorithm"]), str(config["sends"]), int(config["seed"])
         key = context.node_id, *said
         if key not in made:
@@ -59,21 +81,14 @@ def client_app(
             )
         return made[key]
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        config = config_of(message.content)
-        memory = context.state.get(MEMORY, {})
-        first = memory.get("first-loss", config.get("first-loss"))
-        shared = message.content.get(SHARED)
-        trained = client_of(context, config).train(
-            to_arrays(message.content[ARRAYS]),
-            int(config["round"]),
-            first_loss=first,
-            shared=None if shared is None else to_arrays(shared),
-        )
-        if trained.first_loss is not None:
-            context.state[MEMORY] = MetricRecord({"first-loss": trained.first_loss})
-        return Message(to_content(trained.reply), reply_to=message)
+    return client_of
+
+
+def evaluating(
+    client_of: Callable[[Context, Mapping[str, Any]], LocalClient], mods: Sequence[Any] = ()
+) -> ClientApp:
+    """An app that evaluates, and does not train yet."""
+    app = ClientApp(mods=list(mods))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -82,3 +97,15 @@ def client_app(
         return Message(judged_content(judged), reply_to=message)
 
     return app
+
+
+def remembered(context: Context, config: Mapping[str, Any]) -> float | None:
+    """The first loss that a node remembers, or is told by the server."""
+    found = context.state.get(MEMORY, {}).get("first-loss", config.get("first-loss"))
+    return None if found is None else float(found)
+
+
+def remember(context: Context, first_loss: float | None) -> None:
+    """Keeps a node's first loss for later rounds."""
+    if first_loss is not None:
+        context.state[MEMORY] = MetricRecord({"first-loss": first_loss})

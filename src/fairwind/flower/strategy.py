@@ -1,8 +1,6 @@
 """Any of Fairwind's algorithms of one sum, as a Flower strategy that goes on where it was stopped."""
 
-import logging
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from torch import nn
 
 from fairwind import algorithms
 from fairwind.contract import AnyAlgorithm
-from fairwind.counter import PARTICIPATE, fold, mix
 from fairwind.engine.checks import build
 from fairwind.engine.layout import Layout
 from fairwind.engine.settings import Model
@@ -25,13 +22,10 @@ from fairwind.exchange.evaluation import Evaluations, Judged, check_judged
 from fairwind.exchange.message import RefusedError, Reply, Sends
 from fairwind.exchange.results import FederatedRun
 from fairwind.exchange.server import Aggregator, Round
+from fairwind.flower.nodes import LOG, Nodes
 from fairwind.flower.records import ARRAYS, CONFIG, SHARED, from_content, judged_of, to_arrays, to_record
 from fairwind.scores import accuracy, as_scores
 from fairwind.task import Task
-
-LOG = logging.getLogger("flwr")
-PAUSE = 0.5  # seconds between looks for replies
-AT_ONCE = 16  # replies that are fetched together
 
 
 class AlgorithmStrategy(Strategy):
@@ -57,7 +51,7 @@ class AlgorithmStrategy(Strategy):
         `out`, checkpoints, results and the report page go into that directory, and a training that was
         stopped there goes on. `fairwind.exchange` says what `bounds` and `sends` mean.
         """
-        whole(1, min_nodes=min_nodes, eval_every=eval_every)
+        whole(1, eval_every=eval_every)
         self.algorithm = algorithms.build(algorithm) if isinstance(algorithm, str) else algorithm
         self.task = model.name if isinstance(model, Task) else "a federation on Flower"
         score = model.score if isinstance(model, Task) else score
@@ -66,10 +60,9 @@ class AlgorithmStrategy(Strategy):
         x = self.layout.flatten(self.module)
         self.aggregator = Aggregator(self.algorithm, self.layout, x, bounds=bounds, sends=sends)
         self.evaluations = Evaluations(as_scores(score), self.algorithm.name or "own", seed)
-        self.clients_per_round, self.min_nodes, self.eval_every = clients_per_round, min_nodes, eval_every
+        self.nodes, self.eval_every = Nodes(seed, clients_per_round, min_nodes), eval_every
         self.out = None if out is None else Path(out)
         self.asked: set[int] = set()
-        self.sent_to: dict[str, int] = {}  # nodes, by the messages that are under way
         self.last: Round | None = None
 
     def summary(self) -> None:
@@ -82,7 +75,7 @@ class AlgorithmStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """A message for each client of a round: model, round, and what it may have forgotten."""
-        nodes = self._sample(grid, server_round)
+        nodes = self.nodes.sample(grid, server_round)
         self.asked = set(nodes)
         self.aggregator.begin()
         shared = self.aggregator.shared()
@@ -102,7 +95,7 @@ class AlgorithmStrategy(Strategy):
         """The algorithm's step with the replies that can be used; whose cannot is logged, and counted."""
         waiting = set(self.asked)
         for message in replies:
-            node = self._sender(message)
+            node = self.nodes.sender(message)
             if node not in waiting:
                 LOG.warning("node %d replies to round %d, and was not asked", node, server_round)
                 continue
@@ -150,7 +143,7 @@ class AlgorithmStrategy(Strategy):
         """Average, STD, worst 30 % and more, over the scores of the nodes."""
         judged: dict[str, Judged] = {}
         for message in replies:
-            node = self._sender(message)
+            node = self.nodes.sender(message)
             try:
                 if message.has_error():
                     raise RefusedError(f"it failed: {first_line(Exception(message.error.reason))}")
@@ -190,19 +183,18 @@ class AlgorithmStrategy(Strategy):
 
             def evaluate(number: int) -> None:
                 asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
-                found = self.aggregate_evaluate(number, self._replies(grid, asked, timeout))
+                found = self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
                 if found is not None:
                     result.evaluate_metrics_clientapp[number] = found
                 if evaluate_fn is not None and (central := evaluate_fn(number, arrays)) is not None:
                     result.evaluate_metrics_serverapp[number] = central
 
             if not self.evaluations.rounds:
-                self._wait(grid)
+                self.nodes.wait(grid)
                 evaluate(0)
             for number in range(self.aggregator.round + 1, num_rounds + 1):
                 LOG.info("[ROUND %d/%d]", number, num_rounds)
-                asked = self.configure_train(number, arrays, train_config, grid)
-                new, metrics = self.aggregate_train(number, self._replies(grid, asked, timeout))
+                new, metrics = self._train(number, arrays, train_config, grid, timeout)
                 assert new is not None
                 assert metrics is not None
                 arrays = result.arrays = new
@@ -217,42 +209,12 @@ class AlgorithmStrategy(Strategy):
                 run.close()
         return result
 
-    def _replies(self, grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
-        """Replies as they come, a few at a time so that memory stays flat, until all are there."""
-        messages = list(messages)
-        nodes = [message.metadata.dst_node_id for message in messages]
-        pushed = zip(grid.push_messages(messages), nodes, strict=False)
-        self.sent_to = {sent: node for sent, node in pushed if sent}
-        del messages
-        waiting, end = list(self.sent_to), time.monotonic() + timeout
-        while waiting:
-            there = set()
-            for begin in range(0, len(waiting), AT_ONCE):
-                for message in grid.pull_messages(waiting[begin : begin + AT_ONCE]):
-                    there.add(message.metadata.reply_to_message_id)
-                    yield message
-            waiting = [sent for sent in waiting if sent not in there]
-            if not waiting or time.monotonic() > end:
-                return
-            time.sleep(PAUSE)
-
-    def _sender(self, message: Message) -> int:
-        """Whose reply it is: the node that was sent what it replies to, whatever it calls itself."""
-        return int(self.sent_to.get(message.metadata.reply_to_message_id, message.metadata.src_node_id))
-
-    def _sample(self, grid: Grid, server_round: int) -> list[int]:
-        nodes = self._wait(grid)
-        if self.clients_per_round is None or self.clients_per_round >= len(nodes):
-            return nodes
-        key = fold(PARTICIPATE, self.seed, server_round - 1)
-        return sorted(sorted(nodes, key=lambda node: mix(key, node))[: self.clients_per_round])
-
-    def _wait(self, grid: Grid) -> list[int]:
-        """All nodes, once there are enough."""
-        while len(nodes := sorted(grid.get_node_ids())) < self.min_nodes:
-            LOG.info("waiting for nodes: %d of %d are there", len(nodes), self.min_nodes)
-            time.sleep(PAUSE)
-        return nodes
+    def _train(
+        self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """A round of training."""
+        asked = self.configure_train(number, arrays, config, grid)
+        return self.aggregate_train(number, self.nodes.replies(grid, asked, timeout))
 
     def _config(self, config: ConfigRecord, server_round: int) -> ConfigRecord:
         said = {
@@ -278,7 +240,7 @@ class AlgorithmStrategy(Strategy):
             "parameters": dict(zip(self.layout.names, map(list, self.layout.shapes), strict=True)),
             "sends": self.aggregator.sends,
             "bounds": {k: str(v) for k, v in vars(self.aggregator.bounds).items()},
-            "clients_per_round": self.clients_per_round,
+            "clients_per_round": self.nodes.per_round,
         }
 
     def _report(self, run: FederatedRun) -> None:
