@@ -14,7 +14,7 @@ from fairwind.exchange.client import LocalClient
 from fairwind.flower.records import ARRAYS, SHARED, config_of, judged_content, to_arrays, to_content
 from fairwind.task import Task
 
-KEPT = 8  # clients that a process has ready, where it is several nodes
+KEPT = 16  # clients that a process has ready, where it is several nodes
 MEMORY = "fairwind"  # the record of a node's state
 PARTITION = "partition-id"  # of a node's config: which of the clients it is
 
