@@ -10,7 +10,7 @@ import argparse
 import json
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,16 @@ def memory() -> float:
 def ours(spec: str, layout: Layout, count: int) -> dict[str, Any]:
     server = Aggregator(algorithms.build(spec), layout, torch.zeros(layout.parameters))
     asked = set(server.form.numbers) | set(server.form.optional)
+    read = reader()
     before, held, began, after_100 = memory(), 0, time.perf_counter(), 0.0
     for k, reply in enumerate(replies(layout, count)):
         numbers = {name: value for name, value in reply.numbers.items() if name in asked}
-        why = server.accept(str(k), reply._replace(numbers=numbers))
+        why = server.accept(str(k), read(reply)._replace(numbers=numbers))
         assert not why, why
         held = max(held, len(server.sum.held))
         if k == min(99, count - 1):
             after_100 = memory()
+    after_all = memory()
     server.finish()
     seconds = time.perf_counter() - began
     return {
@@ -75,9 +77,25 @@ def ours(spec: str, layout: Layout, count: int) -> dict[str, Any]:
         "ms_per_reply": 1e3 * seconds / count,
         "gib_before": before,
         "gib_after_100": after_100,
-        "gib_after_all": memory(),
+        "gib_after_all": after_all,
         "replies_held_at_most": held,
     }
+
+
+def reader() -> Callable[[Reply], Reply]:
+    """Reads a reply from Flower's records, where flwr is installed, as a server must."""
+    try:
+        from fairwind.flower.records import from_content, to_content
+    except ImportError:
+        return lambda reply: reply
+    kept: list[Any] = []
+
+    def read(reply: Reply) -> Reply:
+        if not kept:  # all are of the same arrays
+            kept.append(to_content(reply))
+        return from_content(kept[0])
+
+    return read
 
 
 def flowers(layout: Layout, count: int) -> dict[str, Any] | None:
