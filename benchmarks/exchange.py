@@ -113,7 +113,7 @@ def flowers(layout: Layout, count: int) -> dict[str, Any] | None:
         content: RecordDict = to_content(Reply(reply.arrays, {"num-examples": reply.numbers["size"]}))
         asked = Message(RecordDict(), k + 1, "train")
         messages.append(Message(content, reply_to=asked))
-    size = sum(len(array.data) for array in messages[0].content["arrays"].values())
+    size = sum(len(array.data) for array in messages[0].content.array_records["arrays"].values())
     began = time.perf_counter()
     FedAvg().aggregate_train(1, messages)
     seconds = time.perf_counter() - began

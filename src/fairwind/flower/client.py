@@ -11,7 +11,7 @@ from fairwind.contract import AnyAlgorithm
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError
 from fairwind.exchange.client import LocalClient
-from fairwind.flower.records import ARRAYS, SHARED, config_of, judged_content, to_arrays, to_content
+from fairwind.flower.records import SHARED, arrays_in, config_of, judged_content, to_content
 from fairwind.task import Task
 
 KEPT = 16  # clients that a process has ready, where it is several nodes
@@ -38,12 +38,11 @@ def client_app(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         config = config_of(message.content)
-        shared = message.content.get(SHARED)
         trained = client_of(context, config).train(
-            to_arrays(message.content[ARRAYS]),
+            arrays_in(message.content),
             int(config["round"]),
             first_loss=remembered(context, config),
-            shared=None if shared is None else to_arrays(shared),
+            shared=arrays_in(message.content, SHARED) if SHARED in message.content else None,
         )
         remember(context, trained.first_loss)
         return Message(to_content(trained.reply), reply_to=message)
@@ -64,7 +63,7 @@ def local_clients(
             while len(made) >= KEPT:
                 del made[next(iter(made))]
             mine = task(context) if callable(task) else task
-            number = context.node_config.get(PARTITION)
+            number: Any = context.node_config.get(PARTITION)
             if number is None and len(mine.federation) > 1:
                 raise InputError(
                     f"the task has {len(mine.federation)} clients: say which of them a node is, with "
@@ -93,7 +92,7 @@ def evaluating(
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         client = client_of(context, config_of(message.content))
-        judged = client.evaluate(to_arrays(message.content[ARRAYS]))
+        judged = client.evaluate(arrays_in(message.content))
         return Message(judged_content(judged), reply_to=message)
 
     return app
@@ -101,7 +100,8 @@ def evaluating(
 
 def remembered(context: Context, config: Mapping[str, Any]) -> float | None:
     """The first loss that a node remembers, or is told by the server."""
-    found = context.state.get(MEMORY, {}).get("first-loss", config.get("first-loss"))
+    memory: Any = context.state.get(MEMORY) or {}
+    found = memory.get("first-loss", config.get("first-loss"))
     return None if found is None else float(found)
 
 

@@ -25,7 +25,12 @@ def to_content(reply: Reply) -> RecordDict:
 
 def from_content(content: RecordDict) -> Reply:
     """The reply in a message; its arrays are read without pickle, and whatever is wrong is refused."""
-    return Reply(to_arrays(_one(content, ARRAYS, ArrayRecord)), dict(_one(content, METRICS, MetricRecord)))
+    return Reply(arrays_in(content), dict(_one(content, METRICS, MetricRecord)))
+
+
+def arrays_in(content: RecordDict, name: str = ARRAYS) -> Arrays:
+    """The arrays of a record in a message."""
+    return to_arrays(_one(content, name, ArrayRecord))
 
 
 def to_arrays(record: ArrayRecord) -> Arrays:
@@ -39,9 +44,10 @@ def to_arrays(record: ArrayRecord) -> Arrays:
     return found
 
 
-def config_of(content: RecordDict) -> ConfigRecord:
+def config_of(content: RecordDict) -> Mapping[str, Any]:
     """What a server says to a client besides the model."""
-    return _one(content, CONFIG, ConfigRecord)
+    said: Mapping[str, Any] = _one(content, CONFIG, ConfigRecord)
+    return said
 
 
 def judged_content(judged: Judged) -> RecordDict:

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError
-from fairwind.exchange.message import Arrays
+from fairwind.exchange.bounds import UNBOUNDED
 from fairwind.exchange.secure import first_scales, fits, fitted, pack, unpack
 from fairwind.flower.client import evaluating, local_clients, remember, remembered
 from fairwind.flower.nodes import LOG
@@ -82,7 +82,7 @@ class SecureStrategy(AlgorithmStrategy):
         which share of these parts is needed."""
         if options.get("bounds") is not None or options.get("sends", "sums") != "sums":
             raise InputError("under secure aggregation the server sees sums alone, and bounds no client")
-        super().__init__(algorithm, model, **{**options, "sends": "sums"})
+        super().__init__(algorithm, model, **{**options, "sends": "sums", "bounds": UNBOUNDED})
         self.scales = first_scales(self.aggregator.form)
         self.shares, self.threshold = shares, threshold
 
@@ -117,9 +117,10 @@ class SecureStrategy(AlgorithmStrategy):
         known = self.aggregator.first_loss("") if self.aggregator.round else None
         if known is not None:
             said["first-loss"] = known
+        told: dict[str, Any] = {**said}
         shared = self.aggregator.shared()
         sent = [*self.aggregator.weights().values(), *(shared.values() if shared else ())]
-        asking = _Asking(nodes, FitIns(ndarrays_to_parameters(sent), dict(said)), [])
+        asking: Any = _Asking(nodes, FitIns(ndarrays_to_parameters(sent), told), [])
         context = LegacyContext(Context(0, 0, {}, RecordDict(), {}), strategy=asking)
         context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: number})
         context.state.array_records[MAIN_PARAMS_RECORD] = compat.parameters_to_arrayrecord(
@@ -140,7 +141,7 @@ class _Asking(NamedTuple):
 
     nodes: list[int]
     asked: FitIns
-    found: list[tuple[Arrays, int]]
+    found: list[tuple[Any, int]]
 
     def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[Any]:
         return [(_Node(node), self.asked) for node in self.nodes]

@@ -117,7 +117,7 @@ class AlgorithmStrategy(Strategy):
             LOG.warning("round %d: node %s", server_round, line)
         return to_record(self.aggregator.weights()), MetricRecord(self._counts(done))
 
-    def _counts(self, done: Round) -> dict[str, float]:
+    def _counts(self, done: Round) -> dict[str, Any]:
         """A round in numbers: clients, and what the server adapts by."""
         capped = {client for each in done.capped.values() for client in each}
         found = {
@@ -217,7 +217,7 @@ class AlgorithmStrategy(Strategy):
         return self.aggregate_train(number, self.nodes.replies(grid, asked, timeout))
 
     def _config(self, config: ConfigRecord, server_round: int) -> ConfigRecord:
-        said = {
+        said: dict[str, Any] = {
             "algorithm": self.algorithm.name,
             "sends": self.aggregator.sends,
             "seed": self.seed,
