@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo paper-smoke test test-slow test-crash test-data lint bench clean
+.PHONY: setup demo paper-smoke test test-slow test-crash test-flower test-data lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -25,7 +25,11 @@ paper-smoke: setup  ## every study of the paper, a few rounds each, on made-up f
 	$(BIN)/python tests/layouts.py $(SMOKE)/files
 	$(BIN)/fairwind paper all --scale smoke --device cpu --data-dir $(SMOKE)/files --cache $(SMOKE)/cache --out $(SMOKE)
 
-test: setup
+$(VENV)/.flower: $(VENV)/.ready  # on top, so that the demo does not pay for it
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flower]'
+	touch $@
+
+test: setup $(VENV)/.flower
 	$(BIN)/python -m pytest -q -n 2
 
 test-slow: setup
@@ -33,6 +37,9 @@ test-slow: setup
 
 test-crash: setup  ## kills at every operation on the file system, damage to every file of a run directory
 	$(BIN)/python -m pytest -q -n 2 -m crash
+
+test-flower: setup $(VENV)/.flower  ## a real federation: SuperLink and SuperNodes with TLS and authentication, kills
+	$(BIN)/python -m pytest -q -m flower
 
 test-data: setup  ## further tests on real files: make test-data DATA=folder with femnist/, cifar10/, sent140/, glove/
 	FAIRWIND_DATA=$(abspath $(DATA)) $(BIN)/python -m pytest -q -rA tests/test_real_data.py

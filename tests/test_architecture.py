@@ -20,7 +20,8 @@ LAYERS = (
     ("recipe",),
     ("results",),
     ("directory",),
-    ("comparison", "training"),
+    ("comparison", "training", "exchange"),
+    ("flower",),
     ("api",),
     ("study", "paper"),
     ("report",),
@@ -39,6 +40,13 @@ ENGINE = (
     ("further",),
     ("stacked",),
     ("simulation",),
+)
+
+EXCHANGE = (
+    ("message",),
+    ("bounds", "capping", "own_loop", "evaluation", "secure"),
+    ("client", "server"),
+    ("results",),
 )
 
 STUDY = (("runs",), ("panel",), ("grid", "job"))
@@ -74,7 +82,8 @@ def height(name: str, layers: tuple[tuple[str, ...], ...]) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "layers"), [("", LAYERS), ("engine", ENGINE), ("study", STUDY), ("report", REPORT)]
+    ("folder", "layers"),
+    [("", LAYERS), ("engine", ENGINE), ("exchange", EXCHANGE), ("study", STUDY), ("report", REPORT)],
 )
 def test_imports_point_downwards(folder: str, layers: tuple[tuple[str, ...], ...]) -> None:
     wrong = []
@@ -103,6 +112,17 @@ def test_only_one_file_leans_on_pytorchs_insides() -> None:
             if isinstance(node, ast.ImportFrom) and node.module and "._" in node.module:
                 private.append(f"{file.name}: {node.module}")
     assert not private
+
+
+def test_only_one_package_imports_flower() -> None:
+    importing = set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            named += [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            if any(name.partition(".")[0] == "flwr" for name in named):
+                importing.add(file.relative_to(SOURCE).parts[0])
+    assert importing == {"flower"}
 
 
 def test_files_are_short() -> None:

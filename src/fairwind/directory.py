@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
+from torch import Tensor
 
 from fairwind import setups
 from fairwind.data import store
@@ -144,7 +145,7 @@ class RunDirectory:
             there = (self.path / HISTORY).read_bytes()
         except OSError:
             there = b""
-        return [] if there.startswith(_lines(simulation.history).encode()) else [HISTORY]
+        return [] if there.startswith(history_lines(simulation.history).encode()) else [HISTORY]
 
     def save(self, simulation: Simulation) -> None:
         self._check_place()
@@ -156,20 +157,18 @@ class RunDirectory:
         """Writes the history anew, or appends what came after its first `since` lines."""
         self._check_place()
         if since:
-            append(self.path / HISTORY, _lines(simulation.history[since:]))
+            append(self.path / HISTORY, history_lines(simulation.history[since:]))
         else:
-            write_atomic(self.path / HISTORY, _lines(simulation.history).encode())
+            write_atomic(self.path / HISTORY, history_lines(simulation.history).encode())
 
     def write_results(self, simulation: Simulation, *, models: bool = True) -> dict[str, Any]:
         """The trained models and every client's numbers; last the results, which say that all is there."""
         self._check_place()
-        if models:
-            trained = {
-                f"{view.label}/{view.seed}/{name}": value.cpu().contiguous()
-                for i, view in enumerate(simulation.views)
-                for name, value in simulation.state_dict(i).items()
-            }
-            write_atomic(self.path / MODELS, save(trained))
+        trained = {
+            f"{view.label}/{view.seed}/{name}": value.cpu().contiguous()
+            for i, view in enumerate(simulation.views if models else ())
+            for name, value in simulation.state_dict(i).items()
+        }
         clients = {
             "score": simulation.score.float(),
             "loss": simulation.loss.float(),
@@ -185,20 +184,31 @@ class RunDirectory:
         }
         if simulation.federation.groups:
             metadata["groups"] = json.dumps(simulation.federation.groups)
-        write_atomic(self.path / CLIENTS, _ordered(save(clients, metadata=metadata)))
         results = summarise(simulation, self.recipe)
         results["engine"] = self.content.get("engine") or results["engine"]  # as it was chosen at first
-        results["files"] = {
-            name: _digest(self.path / name) for name in (HISTORY, CLIENTS, *([MODELS] if models else []))
-        }
-        results = sealed(results)
-        write_json(self.path / RESULTS, results)
-        return results
+        return finish(self.path, results, clients, metadata, trained)
 
     def _check_place(self) -> None:
         """Refuses to write where the directory no longer is: it would be made anew, without its contents."""
         if identity(self.path) != self.identity:
             raise moved(self.path)
+
+
+def finish(
+    path: Path,
+    results: dict[str, Any],
+    clients: dict[str, Tensor],
+    metadata: dict[str, str],
+    trained: dict[str, Tensor],
+) -> dict[str, Any]:
+    """Writes what a comparison leaves beside its history; returns the results as they were written."""
+    if trained:
+        write_atomic(path / MODELS, save(trained))
+    write_atomic(path / CLIENTS, _ordered(save(clients, metadata=metadata)))
+    names = HISTORY, CLIENTS, *([MODELS] if trained else [])
+    results = sealed({**results, "files": {name: _digest(path / name) for name in names}})
+    write_json(path / RESULTS, results)
+    return results
 
 
 def damaged(path: Path) -> list[str]:
@@ -231,7 +241,7 @@ def _ordered(data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[end:]
 
 
-def _lines(history: list[dict[str, Any]]) -> str:
+def history_lines(history: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(line, allow_nan=False) + "\n" for line in history)
 
 

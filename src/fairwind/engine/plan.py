@@ -78,6 +78,8 @@ class Planner:
     """Their number instead, if given."""
     probe_samples: int | None = None
     """Training samples on which F_k and ∇F_k are measured, drawn anew each round; None is all of them."""
+    first: int = 0
+    """The number of the federation's first client among all clients, where it holds only some of them."""
 
     def __post_init__(self) -> None:
         _ = self.participants  # refuses what cannot be
@@ -105,14 +107,14 @@ class Planner:
         client = torch.cat(chosen)
         seed = torch.repeat_interleave(torch.tensor([len(c) for c in chosen]))
         size = self.federation.train[client]
-        drawn, order, dropout = _hashes((EPOCHS, ORDER, DROPOUT), seeds, round, seed, client)
+        drawn, order, dropout = _hashes((EPOCHS, ORDER, DROPOUT), seeds, round, seed, self.first + client)
         epochs = self.solver.fewest + drawn % (self.solver.most - self.solver.fewest + 1)
         per_epoch = (size + self.solver.batch_size - 1) // self.solver.batch_size
         return Plan(seed, client, size, epochs, per_epoch * epochs, order, dropout)
 
     def with_keys(self, plan: Plan, seeds: list[int], round: int) -> Plan:
         """The plan of another round in which the same clients take the same steps."""
-        order, dropout = _hashes((ORDER, DROPOUT), seeds, round, plan.seed, plan.client)
+        order, dropout = _hashes((ORDER, DROPOUT), seeds, round, plan.seed, self.first + plan.client)
         return plan._replace(order_key=order, dropout_key=dropout)
 
     def training(self, plan: Plan, entries: Tensor, *, bring: bool = False) -> Selection:

@@ -1,0 +1,1 @@
+"""A task of Fairwind's on Flower."""

@@ -1,0 +1,110 @@
+"""How far the server believes a client: bounds on a report's numbers, from what the others have said."""
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from fairwind.contract import Report
+from fairwind.errors import InputError, positive
+
+FEWEST = 3  # other clients from which on their median says something
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a single client may do to a round. Factors are to the median of the other clients' last reports.
+
+    A number outside is taken as the bound itself, and the client is named; infinity switches a bound off.
+    """
+
+    share: float = 0.1
+    """Of a round's weight: what one client may have, at most; of the norms of updates twice as much, because
+    long training gives long updates. Among few clients it is at least twice an equal share."""
+    size: float = 100.0
+    steps: float = 100.0
+    lr: float = 10.0
+    loss: float = 100.0
+    loss0: float = 10.0
+    """Of the first loss, which the paper takes to be equal for all."""
+    rate: float = 100.0
+    """Of η′/η, the step that training was worth in gradient steps: its logarithm is the certainty less 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(f"share={self.share} is out of range: it is a share of the weight, in (0, 1]")
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value != math.inf:
+                positive(**{field.name: value})
+            if not value >= 1:
+                raise InputError(f"{field.name}={value} is out of range: a factor is 1 or more")
+
+
+UNBOUNDED = Bounds(1.0, *[math.inf] * 6)
+
+ONLY_ABOVE = ("size", "loss")  # small ones do no harm
+
+
+class Seen:
+    """The numbers that clients reported last, by client."""
+
+    def __init__(self, numbers: Mapping[str, Mapping[str, float]] | None = None):
+        self.numbers = {client: dict(each) for client, each in (numbers or {}).items()}
+
+    def note(self, client: str, report: Report) -> None:
+        """Keeps what a client has said."""
+        self.numbers[client] = {name: v for name, v in _believed(report).items() if math.isfinite(v)}
+
+    def bounded(self, client: str, report: Report, bounds: Bounds) -> tuple[Report, list[str]]:
+        """The report within the bounds, and what was changed, in words."""
+        said, found, notes = _believed(report), report, []
+        for name, value in said.items():
+            low, high = self._limits(client, name, getattr(bounds, name))
+            if name == "rate":
+                high = min(high, bounds.rate * float(report.steps)) if report.steps > 0 else high
+            within = min(max(value, low), high)
+            if math.isnan(value) or within == value:
+                continue
+            notes.append(f"{_WORDS[name]} of {value:.3g} taken as {within:.3g}")
+            if name == "rate":
+                norm = found.update_norm / (found.lr * within)
+                found = found._replace(grad_norm=norm)
+            else:
+                found = found._replace(**{name: getattr(report, name).new_tensor(within)})
+        return found, notes
+
+    def _limits(self, client: str, name: str, factor: float) -> tuple[float, float]:
+        others = [each[name] for who, each in self.numbers.items() if who != client and name in each]
+        if len(others) < FEWEST or math.isinf(factor):
+            return -math.inf, math.inf
+        median = statistics.median(others)
+        if median <= 0:  # losses may be negative, where a factor means nothing
+            return -math.inf, math.inf
+        return (-math.inf if name in ONLY_ABOVE else median / factor), median * factor
+
+
+def within(values: list[float], factor: float) -> list[float]:
+    """Values, those beyond a factor to their median brought back to it."""
+    median = statistics.median(values) if len(values) > FEWEST else 0.0
+    if median <= 0 or math.isinf(factor):
+        return values
+    return [min(max(value, median / factor), median * factor) for value in values]
+
+
+_WORDS = {
+    "lr": "a learning rate",
+    "size": "a size",
+    "steps": "a number of steps",
+    "loss": "a loss",
+    "loss0": "a first loss",
+    "rate": "a step worth",
+}
+
+
+def _believed(report: Report) -> dict[str, float]:
+    """What is bounded, in the order in which it is; η′/η is NaN where a client has no gradient or update."""
+    speaks = bool(report.grad_norm > 0) and bool(report.update_norm > 0)
+    rate = float(report.update_norm / (report.grad_norm * report.lr)) if speaks else math.nan
+    numbers = {name: float(getattr(report, name)) for name in _WORDS if name != "rate"}
+    return {**numbers, "rate": rate}

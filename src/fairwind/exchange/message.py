@@ -1,0 +1,163 @@
+"""A client's reply as plain arrays and numbers, and the checks on arrival."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fairwind.algorithms import NEEDS
+from fairwind.contract import Algorithm, AnyAlgorithm, LocalAlgorithm, Probe, Report
+from fairwind.engine.layout import Layout
+from fairwind.engine.learner import norm
+from fairwind.errors import InputError, shown
+
+Sends = Literal["report", "sums"]
+SummedAlgorithm = Algorithm[Any, Any] | LocalAlgorithm[Any, Any]
+Arrays = dict[str, NDArray[Any]]
+
+MEASURED: dict[Probe, tuple[str, ...]] = {
+    "none": (),
+    "loss": ("loss", "loss0"),
+    "gradient": ("loss", "loss0", "grad_norm"),
+}
+FIRST = ("first_loss", "first_losses")  # Σ F_k(x_0), and of how many clients, for those that join late
+POSITIVE = ("size", "steps", "lr")
+NAMED = 4  # of names that are wrong, at most
+
+
+class RefusedError(ValueError):
+    """A reply cannot be used; the message says why, in one line."""
+
+
+class Reply(NamedTuple):
+    """What a client sends: arrays by the names of the model's parameters, and numbers by theirs."""
+
+    arrays: Arrays
+    numbers: dict[str, float]
+
+
+class Form(NamedTuple):
+    """What replies in a federation look like."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: np.dtype[Any]  # float64 where the model's parameters are, else float32
+    numbers: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+    def vector(self, arrays: Mapping[str, Any]) -> tuple[Tensor, float]:
+        """Arrays as one new vector (P,), checked; and its norm."""
+        if set(arrays) != set(self.names):
+            raise RefusedError(f"its arrays are not the model's: {_difference(arrays, self.names)}")
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            array = arrays[name]
+            if not isinstance(array, np.ndarray):
+                raise RefusedError(f"{name!r} is no array but a {type(array).__name__}")
+            if array.dtype != self.dtype:
+                raise RefusedError(f"{name!r} is of type {array.dtype}, not {self.dtype}")
+            if array.shape != shape:
+                raise RefusedError(f"{name!r} is of shape {array.shape}, not {shape}")
+        vector = torch.from_numpy(np.concatenate([arrays[name].reshape(-1) for name in self.names]))
+        length = float(norm([vector]))
+        if not math.isfinite(length):  # large numbers may be finite all the same
+            for name in self.names:
+                if not np.isfinite(arrays[name]).all():
+                    raise RefusedError(f"{name!r} has numbers that are not finite")
+            length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+        return vector, length
+
+    def checked(self, numbers: Mapping[str, Any]) -> dict[str, float]:
+        """Numbers that are all there, and finite."""
+        known = set(numbers) | set(self.optional)
+        if known != {*self.numbers, *self.optional}:
+            wrong = _difference(known, (*self.numbers, *self.optional))
+            raise RefusedError(f"its numbers are not those asked for: {wrong}")
+        found = {}
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise RefusedError(f"its {name} is no number but {shown(value)}")
+            try:
+                found[name] = float(value)
+            except OverflowError:
+                found[name] = math.inf
+            if not math.isfinite(found[name]):
+                raise RefusedError(f"its {name} is {found[name]}, which is not finite")
+            if name in POSITIVE and found[name] <= 0:
+                raise RefusedError(f"its {name} is {found[name]:g}, which is not positive")
+            if name == "grad_norm" and found[name] < 0:
+                raise RefusedError(f"its {name} is {found[name]:g}, which is negative")
+        return found
+
+    def arrays(self, vector: Tensor) -> Arrays:
+        """A vector (P,) by the parameters' names."""
+        flat = vector.detach().cpu().numpy().astype(self.dtype, copy=False)
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])
+        parts = zip(self.names, self.shapes, np.split(flat, ends[:-1]), strict=True)
+        return {name: part.reshape(shape) for name, shape, part in parts}
+
+
+def report_form(layout: Layout, probe: Probe) -> Form:
+    """That of replies with an update and a report; a solver whose steps are not gradients has no `steps`."""
+    return _form(layout, ("size", "lr", *MEASURED[probe]), ("steps",))
+
+
+def sums_form(layout: Layout, algorithm: SummedAlgorithm) -> Form:
+    """That of replies with coef·δ and sums."""
+    first = FIRST if algorithm.probe != "none" else ()
+    return _form(layout, (*sums_record(algorithm)._fields, *first))
+
+
+def _form(layout: Layout, numbers: tuple[str, ...], optional: tuple[str, ...] = ()) -> Form:
+    dtype = np.dtype(np.float64 if layout.dtype == torch.float64 else np.float32)
+    return Form(layout.names, tuple(map(tuple, layout.shapes)), dtype, numbers, optional)
+
+
+def sums_record(algorithm: SummedAlgorithm) -> Any:
+    """The type of an algorithm's sums, a NamedTuple."""
+    one = torch.ones((), dtype=torch.float64)
+    return type(algorithm.client(Report(*[one] * len(Report._fields))).sums)
+
+
+def arrays_of(layout: Layout, x: Tensor) -> Arrays:
+    """A model's parameters x (P,) by their names, as they are sent to clients."""
+    return _form(layout, ()).arrays(x)
+
+
+def check_type(algorithm: AnyAlgorithm) -> SummedAlgorithm:
+    """Refuses what needs more of its clients than one sum."""
+    if isinstance(algorithm, Algorithm | LocalAlgorithm):
+        return algorithm
+    raise InputError(
+        f"{algorithm.name or type(algorithm).__name__} needs {NEEDS[type(algorithm)]}; clients of a real "
+        "federation send one update each, so take an algorithm of one sum, or run this one simulated"
+    )
+
+
+def to_report(numbers: Mapping[str, float], update_norm: float) -> Report:
+    """The report of checked numbers; what was not measured is NaN."""
+    given = {**numbers, "update_norm": update_norm}
+    return Report(*(torch.tensor(given.get(f, math.nan), dtype=torch.float64) for f in Report._fields))
+
+
+def from_report(report: Report, form: Form) -> dict[str, float]:
+    """The numbers of a report that a form asks for."""
+    found = {name: float(getattr(report, name)) for name in (*form.numbers, *form.optional)}
+    return {name: value for name, value in found.items() if not (name in form.optional and math.isnan(value))}
+
+
+def _difference(given: Any, wanted: tuple[str, ...]) -> str:
+    def some(names: list[str]) -> Iterator[str]:
+        yield from (shown(name) for name in names[:NAMED])
+        if len(names) > NAMED:
+            yield "…"
+
+    missing = [name for name in wanted if name not in given]
+    unknown = [name for name in given if name not in wanted]
+    parts = (
+        f"{', '.join(some(names))} {what}" for names, what in ((missing, "missing"), (unknown, "unknown"))
+    )
+    return "; ".join(part for part, names in zip(parts, (missing, unknown), strict=True) if names)

@@ -1,0 +1,134 @@
+"""The directory of a real federation's training: checkpoints, and at the end what a comparison leaves."""
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairwind.directory import finish, history_lines
+from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairwind.environment import environment
+from fairwind.errors import InputError
+from fairwind.exchange.evaluation import Evaluations
+from fairwind.exchange.server import Aggregator
+from fairwind.files import HISTORY, RECIPE, is_sealed, read_json, sealed, write_atomic, write_json
+from fairwind.metrics import METRICS
+from fairwind.results import summary_of
+from fairwind.run_folder import CHECKPOINTS, held
+
+
+class FederatedRun:
+    """A directory that holds one federation's training, begun or finished."""
+
+    def __init__(self, path: Path, owner: dict[str, Any]):
+        """`owner` is what decides the training's numbers: a directory of another is refused."""
+        self.path, self.owner = path, json.loads(json.dumps(owner))
+        self.began = time.monotonic()
+        self.before = 0.0  # seconds until a resumption
+        self.stack = ExitStack()
+        self.stack.enter_context(held(path))
+        recipe = path / RECIPE
+        if not recipe.exists() and any(path.iterdir()):
+            raise InputError(f"{path} is not empty: give another place, so that nothing is overwritten")
+        if recipe.exists():
+            content = read_json(recipe)
+            if not is_sealed(content) or content.get("federated") != self.owner:
+                raise InputError(f"{path} holds another training: give another place")
+        else:
+            write_json(recipe, sealed({"federated": self.owner}))
+
+    def close(self) -> None:
+        """Lets others train in the directory."""
+        self.stack.close()
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self.began
+
+    def restore(self, aggregator: Aggregator, evaluations: Evaluations) -> list[str]:
+        """Brings both to the newest good checkpoint; returns what there is to say."""
+        found, refused = load_checkpoint(self.path / CHECKPOINTS, self._name)
+        if found is None:
+            return refused
+        aggregator.restore(found)
+        evaluations.restore(found.record["evaluations"])
+        self.before = found.record["seconds"]
+        return [*refused, f"goes on after round {found.round}, from {self.path}"]
+
+    def save(self, aggregator: Aggregator, evaluations: Evaluations) -> None:
+        """A checkpoint of the rounds that are over."""
+        made = aggregator.checkpoint()
+        record = {**made.record, "evaluations": evaluations.record(), "seconds": self.seconds}
+        save_checkpoint(self.path / CHECKPOINTS, made._replace(record=record), self._name)
+        write_atomic(self.path / HISTORY, history_lines(evaluations.history).encode())
+
+    @property
+    def _name(self) -> str:
+        return json.dumps(self.owner, sort_keys=True)
+
+    def finish(
+        self,
+        aggregator: Aggregator,
+        evaluations: Evaluations,
+        *,
+        task: str,
+        engine: str,
+        model: dict[str, Tensor],
+    ) -> dict[str, Any]:
+        """Results, scores of clients and the model, in the form of a comparison's."""
+        write_atomic(self.path / HISTORY, history_lines(evaluations.history).encode())
+        clients = evaluations.of_clients()
+        metadata = {"names": json.dumps(evaluations.clients), "rounds": json.dumps(evaluations.rounds)}
+        last = evaluations.history[-1] if evaluations.history else {}
+        row = {
+            "algorithm": evaluations.label,
+            "seed": evaluations.seed,
+            "rounds": aggregator.round,
+            "final": {name: value for name, value in last.items() if name in METRICS},
+            **({"scores": last["scores"]} if "scores" in last else {}),
+            "left_out": aggregator.left_out,
+            "stalled_rounds": aggregator.stalled,
+        }
+        rate = aggregator.round / max(self.seconds, 1e-9)
+        results = {
+            "setup": task,
+            "command": "",
+            "config": self.owner,
+            "engine": engine,
+            "scores": [{"name": score.name, "kind": score.kind} for score in evaluations.scores],
+            "environment": environment("cpu"),
+            "federation": _described(task, clients),
+            "data": None,
+            "runs": [row],
+            "summary": summary_of([row]),
+            "timing": {
+                "seconds": self.seconds,
+                "rounds_per_second": rate,
+                "run_rounds_per_second": rate,
+                "client_steps_per_second": None,
+            },
+        }
+        prefix = f"{evaluations.label}/{evaluations.seed}/"
+        trained = {prefix + name: value.detach().cpu().contiguous() for name, value in model.items()}
+        numbers = {name: t.float() if t.is_floating_point() else t for name, t in clients.items()}
+        return finish(self.path, results, numbers, metadata, trained)
+
+
+def _described(name: str, clients: dict[str, Tensor]) -> dict[str, Any]:
+    """A federation as far as its clients told of it."""
+    train = clients["train_size"]
+    known = train if len(train) else torch.zeros(1, dtype=torch.int64)
+    return {
+        "name": name,
+        "clients": len(train),
+        "classes": None,
+        "train_samples": int(train.sum()),
+        "test_samples": int(clients["test_size"].sum()),
+        "smallest": int(known.min()),
+        "median": float(known.double().quantile(0.5)),
+        "largest": int(known.max()),
+    }

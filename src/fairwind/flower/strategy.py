@@ -1,0 +1,256 @@
+"""Any of Fairwind's algorithms of one sum, as a Flower strategy that goes on where it was stopped."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
+
+from fairwind import algorithms
+from fairwind.contract import AnyAlgorithm
+from fairwind.engine.checks import build
+from fairwind.engine.layout import Layout
+from fairwind.engine.settings import Model
+from fairwind.engine.workers import keep_memory
+from fairwind.errors import first_line, whole
+from fairwind.exchange.bounds import Bounds
+from fairwind.exchange.evaluation import Evaluations, Judged, check_judged
+from fairwind.exchange.message import RefusedError, Reply, Sends
+from fairwind.exchange.results import FederatedRun
+from fairwind.exchange.server import Aggregator, Round
+from fairwind.flower.nodes import LOG, Nodes
+from fairwind.flower.records import ARRAYS, CONFIG, SHARED, from_content, judged_of, to_arrays, to_record
+from fairwind.scores import accuracy, as_scores
+from fairwind.task import Task
+
+
+class AlgorithmStrategy(Strategy):
+    """An algorithm's server, with Flower between it and its clients."""
+
+    def __init__(
+        self,
+        algorithm: str | AnyAlgorithm,
+        model: Task | Model,
+        *,
+        seed: int = 0,
+        score: Any = accuracy,
+        bounds: Bounds | None = None,
+        sends: Sends = "report",
+        clients_per_round: int | None = None,
+        min_nodes: int = 2,
+        eval_every: int = 1,
+        out: str | Path | None = None,
+    ):
+        """For a model, or that of a task.
+
+        A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed. With
+        `out`, checkpoints, results and the report page go into that directory, and a training that was
+        stopped there goes on. `fairwind.exchange` says what `bounds` and `sends` mean.
+        """
+        whole(1, eval_every=eval_every)
+        self.algorithm = algorithms.build(algorithm) if isinstance(algorithm, str) else algorithm
+        self.task = model.name if isinstance(model, Task) else "a federation on Flower"
+        score = model.score if isinstance(model, Task) else score
+        self.module: nn.Module = build(model.model if isinstance(model, Task) else model, seed)
+        self.layout, self.seed = Layout.of(self.module), seed
+        x = self.layout.flatten(self.module)
+        self.aggregator = Aggregator(self.algorithm, self.layout, x, bounds=bounds, sends=sends)
+        self.evaluations = Evaluations(as_scores(score), self.algorithm.name or "own", seed)
+        self.nodes, self.eval_every = Nodes(seed, clients_per_round, min_nodes), eval_every
+        self.out = None if out is None else Path(out)
+        self.asked: set[int] = set()
+        self.last: Round | None = None
+
+    def summary(self) -> None:
+        """Logs what is to be trained."""
+        bounds = self.aggregator.bounds
+        LOG.info("\t├──> %s, seed %d: clients send %s", self.algorithm.name, self.seed, self.aggregator.sends)
+        LOG.info("\t└──> no client has more than %.0f %% of the weight", 100 * bounds.share)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """A message for each client of a round: model, round, and what it may have forgotten."""
+        nodes = self.nodes.sample(grid, server_round)
+        self.asked = set(nodes)
+        self.aggregator.begin()
+        shared = self.aggregator.shared()
+        records = {ARRAYS: self._outgoing()} | ({} if shared is None else {SHARED: to_record(shared)})
+        messages = []
+        for node in nodes:
+            mine = self._config(config, server_round)
+            known = self.aggregator.first_loss(str(node)) if self.aggregator.round else None
+            if known is not None:
+                mine["first-loss"] = known
+            messages.append(Message(RecordDict({**records, CONFIG: mine}), node, MessageType.TRAIN))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The algorithm's step with the replies that can be used; whose cannot is logged, and counted."""
+        waiting = set(self.asked)
+        for message in replies:
+            node = self.nodes.sender(message)
+            if node not in waiting:
+                LOG.warning("node %d replies to round %d, and was not asked", node, server_round)
+                continue
+            waiting.remove(node)
+            if message.has_error():
+                reason = message.error.reason or f"error {message.error.code}"
+                self.aggregator.refuse(str(node), f"it failed: {first_line(Exception(reason))}")
+                continue
+            try:
+                reply = self._read(node, message.content)
+            except RefusedError as error:
+                self.aggregator.refuse(str(node), str(error))
+                continue
+            self.aggregator.accept(str(node), reply)
+        for node in sorted(waiting):
+            self.aggregator.refuse(str(node), "it did not reply in time")
+        done = self.last = self.aggregator.finish()
+        for line in done.lines():
+            LOG.warning("round %d: node %s", server_round, line)
+        return to_record(self.aggregator.weights()), MetricRecord(self._counts(done))
+
+    def _counts(self, done: Round) -> dict[str, Any]:
+        """A round in numbers: clients, and what the server adapts by."""
+        capped = {client for each in done.capped.values() for client in each}
+        found = {
+            "used": done.used,
+            "refused": len(done.refused),
+            "bounded": len(done.bounded),
+            "capped": len(capped),
+            "moved": int(done.moved),
+        }
+        state = self.aggregator.state._asdict()
+        return found | {name: float(value) for name, value in state.items() if value.ndim == 0}
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The model to every node, in rounds that are evaluated."""
+        if server_round % self.eval_every:
+            return []
+        records = RecordDict({ARRAYS: self._outgoing(), CONFIG: self._config(config, server_round)})
+        return [Message(records, node, MessageType.EVALUATE) for node in sorted(grid.get_node_ids())]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average, STD, worst 30 % and more, over the scores of the nodes."""
+        judged: dict[str, Judged] = {}
+        for message in replies:
+            node = self.nodes.sender(message)
+            try:
+                if message.has_error():
+                    raise RefusedError(f"it failed: {first_line(Exception(message.error.reason))}")
+                judged[str(node)] = check_judged(judged_of(message.content), self.evaluations.scores)
+            except RefusedError as error:
+                LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
+        if not judged:
+            return None
+        counts = self._counts(self.last) if self.last is not None else {}
+        line = self.evaluations.add(server_round, dict(sorted(judged.items())), counts)
+        return MetricRecord({k: v for k, v in line.items() if isinstance(v, int | float)})
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Trains the rounds that are left, from the model's own weights unless others are given."""
+        if initial_arrays is not None:
+            given = to_arrays(initial_arrays)
+            trained = {name: given[name] for name in self.layout.names if name in given}
+            self.aggregator.x = self.aggregator.form.vector(trained)[0]
+        keep_memory()
+        run = None if self.out is None else FederatedRun(self.out, self._owner())
+        train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        result = Result()
+        self.summary()
+        try:
+            for line in run.restore(self.aggregator, self.evaluations) if run else ():
+                LOG.info(line)
+            arrays = result.arrays = to_record(self.aggregator.weights())
+
+            def evaluate(number: int) -> None:
+                asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
+                found = self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
+                if found is not None:
+                    result.evaluate_metrics_clientapp[number] = found
+                if evaluate_fn is not None and (central := evaluate_fn(number, arrays)) is not None:
+                    result.evaluate_metrics_serverapp[number] = central
+
+            if not self.evaluations.rounds:
+                self.nodes.wait(grid)
+                evaluate(0)
+            for number in range(self.aggregator.round + 1, num_rounds + 1):
+                LOG.info("[ROUND %d/%d]", number, num_rounds)
+                new, metrics = self._train(number, arrays, train_config, grid, timeout)
+                assert new is not None
+                assert metrics is not None
+                arrays = result.arrays = new
+                result.train_metrics_clientapp[number] = metrics
+                evaluate(number)
+                if run is not None:
+                    run.save(self.aggregator, self.evaluations)
+            if run is not None:
+                self._report(run)
+        finally:
+            if run is not None:
+                run.close()
+        return result
+
+    def _train(
+        self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """A round of training."""
+        asked = self.configure_train(number, arrays, config, grid)
+        return self.aggregate_train(number, self.nodes.replies(grid, asked, timeout))
+
+    def _config(self, config: ConfigRecord, server_round: int) -> ConfigRecord:
+        said: dict[str, Any] = {
+            "algorithm": self.algorithm.name,
+            "sends": self.aggregator.sends,
+            "seed": self.seed,
+            "round": server_round - 1,  # Fairwind counts from 0
+            "server-round": server_round,
+        }
+        return ConfigRecord({**config, **said})
+
+    def _outgoing(self) -> ArrayRecord:
+        return to_record(self.aggregator.weights())
+
+    def _read(self, node: int, content: RecordDict) -> Reply:
+        return from_content(content)
+
+    def _owner(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.evaluations.label,
+            "seed": self.seed,
+            "task": self.task,
+            "parameters": dict(zip(self.layout.names, map(list, self.layout.shapes), strict=True)),
+            "sends": self.aggregator.sends,
+            "bounds": {k: str(v) for k, v in vars(self.aggregator.bounds).items()},
+            "clients_per_round": self.nodes.per_round,
+        }
+
+    def _report(self, run: FederatedRun) -> None:
+        """Results and page, where clients were evaluated."""
+        if not self.evaluations.last:
+            return
+        from fairwind.report import write_report  # what draws takes time to load
+
+        self.layout.load(self.aggregator.x, self.module)
+        with torch.no_grad():
+            state = {name: value.clone() for name, value in self.module.state_dict().items()}
+        run.finish(self.aggregator, self.evaluations, task=self.task, engine="Flower", model=state)
+        LOG.info("results and page: %s", write_report(run.path)[0])

@@ -1,0 +1,342 @@
+"""Fairwind's algorithms on Flower: the simulator's model, whatever some nodes do."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flowers
+
+from conftest import make_federation, make_model
+from exchanged import simulated, task_of
+from fairwind import Federation, InputError, Task, algorithms, load
+from fairwind.exchange import UNBOUNDED, Bounds
+from fairwind.flower import AlgorithmStrategy, WeightsStrategy, client_app, nodes, server_app
+from flower_grid import InProcessGrid
+
+SIZES = [12, 20, 45, 8, 26]
+
+
+@pytest.fixture
+def task() -> Task:
+    return task_of(make_federation(SIZES, dtype=torch.float32), torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "PAUSE", 0.01)
+
+
+def grid_of(task: Task, **options: Any) -> InProcessGrid:
+    return InProcessGrid(client_app(task), len(task.federation), **options)
+
+
+def strategy_of(task: Task, spec: str = "adafedadam:warmup=2", **options: Any) -> AlgorithmStrategy:
+    return AlgorithmStrategy(spec, task, **{"bounds": UNBOUNDED} | options)
+
+
+@pytest.mark.parametrize("sends", ["report", "sums"])
+@pytest.mark.parametrize("spec", ["fedavg", "adafedadam:warmup=2", "qfedavg", "fednova", "fedprox"])
+def test_the_model_is_the_simulators(task: Task, spec: str, sends: str) -> None:
+    strategy = strategy_of(task, spec, seed=5, sends=sends)
+    result = strategy.start(grid_of(task), num_rounds=4, timeout=5)
+    simulation = simulated(task, spec, seed=5)
+    for _ in range(4):
+        simulation.step()
+    torch.testing.assert_close(strategy.aggregator.x, simulation.x[0], rtol=1e-4, atol=1e-5)
+    expected = simulation.state_dict(0)
+    for name, array in result.arrays.items():
+        torch.testing.assert_close(torch.tensor(array.numpy()), expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_evaluation_gives_the_simulators_metrics_in_every_round(task: Task) -> None:
+    strategy = strategy_of(task)
+    result = strategy.start(grid_of(task), num_rounds=3, timeout=5)
+    simulation = simulated(task, "adafedadam:warmup=2", eval_every=1)
+    for _ in range(3):
+        simulation.step()
+    assert sorted(result.evaluate_metrics_clientapp) == [0, 1, 2, 3]
+    for line in simulation.history:
+        found = result.evaluate_metrics_clientapp[line["round"]]
+        for name in ("avg", "std", "worst30", "loss_avg"):
+            assert found[name] == pytest.approx(line[name], rel=1e-4), name
+    assert result.train_metrics_clientapp[3]["used"] == 5
+
+
+def test_nodes_remember_their_first_losses(task: Task) -> None:
+    grid, strategy = grid_of(task), strategy_of(task)
+    strategy.start(grid, num_rounds=2, timeout=5)
+    remembered = {str(n): c.state["fairwind"]["first-loss"] for n, c in grid.contexts.items()}
+    assert remembered == pytest.approx(strategy.aggregator.first_losses)
+
+
+def test_a_node_that_joins_late_gets_the_mean_first_loss(task: Task) -> None:
+    grid, strategy = grid_of(task), strategy_of(task)
+    late = grid.contexts.pop(104)
+    strategy.start(grid, num_rounds=1, timeout=5)
+    known = list(strategy.aggregator.first_losses.values())
+    grid.contexts[104] = late
+    strategy.start(grid, num_rounds=2, timeout=5)
+    assert len(known) == 4
+    assert late.state["fairwind"]["first-loss"] == pytest.approx(sum(known) / 4)
+    assert strategy.last is not None
+    assert strategy.last.used == 5
+
+
+def test_stopped_after_any_round_it_ends_as_if_it_had_not_been(task: Task, tmp_path) -> None:
+    straight = strategy_of(task)
+    straight.start(grid_of(task), num_rounds=4, timeout=5)
+    for rounds in (1, 2, 4):
+        strategy = strategy_of(task, out=tmp_path / "run")
+        grid = grid_of(task)  # a new run of Flower's: nodes have forgotten everything
+        strategy.start(grid, num_rounds=rounds, timeout=5)
+        assert strategy.aggregator.round == rounds
+    assert torch.equal(strategy.aggregator.x, straight.aggregator.x)
+    assert strategy.evaluations.history == straight.evaluations.history
+
+
+def test_results_and_page_are_a_comparisons(task: Task, tmp_path) -> None:
+    strategy = strategy_of(task, out=tmp_path / "run")
+    strategy.start(grid_of(task), num_rounds=3, timeout=5)
+    simulation = simulated(task, "adafedadam:warmup=2", eval_every=1)
+    for _ in range(3):
+        simulation.step()
+    found = load(tmp_path / "run")
+    assert found.clients == ["100", "101", "102", "103", "104"]
+    run = found["adafedadam:warmup=2"]
+    assert run.rounds == [0, 1, 2, 3]
+    torch.testing.assert_close(run.score.double(), simulation.score[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(run.curve, simulation.curves.tensor()[:, 0])
+    assert run.metrics["worst30"] == pytest.approx(simulation.history[-1]["worst30"])
+    assert set(run.state_dict) == set(make_model().state_dict())
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "AdaFedAdam" in page
+    assert "5" in page
+
+
+def test_another_training_is_not_continued(task: Task, tmp_path) -> None:
+    strategy_of(task, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
+    with pytest.raises(InputError, match="holds another training"):
+        strategy_of(task, seed=1, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
+
+
+@pytest.mark.parametrize("spec", ["scaffold", "ditto", "mime"])
+def test_what_needs_more_than_a_sum_is_refused(task: Task, spec: str) -> None:
+    with pytest.raises(InputError, match="send one update each"):
+        strategy_of(task, spec)
+
+
+# ---- faults ----
+
+
+def changed(**numbers: Any) -> Callable[[Message], Message]:
+    def meddle(reply: Message) -> Message:
+        if "arrays" in reply.content:
+            reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **numbers})
+        return reply
+
+    return meddle
+
+
+def arrays(change: Callable[[np.ndarray], Any]) -> Callable[[Message], Message]:
+    def meddle(reply: Message) -> Message:
+        if "arrays" in reply.content:
+            found = {n: Array(change(a.numpy())) for n, a in reply.content["arrays"].items()}
+            reply.content["arrays"] = ArrayRecord(found)
+        return reply
+
+    return meddle
+
+
+def lost(reply: Message) -> None:
+    return None
+
+
+def failed(reply: Message) -> Message:
+    answered = Message(Error(code=1, reason="<class 'OSError'>:<'no data\nhere'>"), reply_to=reply)
+    answered.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+    return answered
+
+
+def empty(reply: Message) -> Message:
+    reply.content = RecordDict()
+    return reply
+
+
+def garbage(reply: Message) -> Message:
+    if "arrays" in reply.content:
+        for array in reply.content["arrays"].values():
+            array.__dict__["data"] = b"\x93NUMPY\x01\x00 not at all"
+    return reply
+
+
+FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
+    "lost": (lost, "did not reply in time"),
+    "failed": (failed, "it failed: <class 'OSError'>:<'no data"),
+    "empty": (empty, "it has no ArrayRecord 'arrays', but nothing"),
+    "garbage": (garbage, "cannot be read"),
+    "NaN": (arrays(lambda a: a * np.nan), "not finite"),
+    "Inf": (arrays(lambda a: a + np.float32(np.inf)), "not finite"),
+    "shapes": (arrays(lambda a: a.reshape(-1)), "is of shape"),
+    "types": (arrays(lambda a: a.astype(np.float64)), "is of type float64"),
+    "size 0": (changed(size=0.0), "its size is 0"),
+    "size -1": (changed(size=-1.0), "its size is -1"),
+    "loss NaN": (changed(loss=float("nan")), "its loss is nan"),
+    "numbers": (changed(loss=[1.0, 2.0]), "its loss is no number"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_faulty_node_is_named_counted_and_left_out(
+    task: Task, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    meddle, why = FAULTS[name]
+    faulty, without = strategy_of(task), strategy_of(task)
+    result = faulty.start(grid_of(task, meddle={102: meddle}), num_rounds=2, timeout=0.2)
+    fewer = grid_of(task)
+    del fewer.contexts[102]
+    without.start(fewer, num_rounds=2, timeout=5)
+    assert torch.equal(faulty.aggregator.x, without.aggregator.x)
+    assert result.train_metrics_clientapp[1]["refused"] == 1
+    assert result.train_metrics_clientapp[1]["used"] == 4
+    assert any("102 is left out" in line and why in line for line in caplog.text.splitlines())
+
+
+def test_a_node_cannot_reply_for_another(task: Task) -> None:
+    def forged(reply: Message) -> Message:
+        reply.metadata.__dict__["_src_node_id"] = 101
+        return arrays(lambda a: a * np.nan)(reply)
+
+    strategy = strategy_of(task)
+    strategy.start(grid_of(task, meddle={102: forged}), num_rounds=1, timeout=0.2)
+    assert strategy.last is not None
+    assert set(strategy.last.refused) == {"102"}
+
+
+def test_lies_are_capped_by_default(task: Task) -> None:
+    liar = {102: changed(loss0=1e-30, size=1e30)}
+    strategy = AlgorithmStrategy("adafedadam", task)
+    assert strategy.aggregator.bounds == Bounds()
+    result = strategy.start(grid_of(task, meddle=liar), num_rounds=3, timeout=5)
+    assert result.train_metrics_clientapp[1]["capped"] >= 1
+    assert result.train_metrics_clientapp[3]["bounded"] == 1
+    assert torch.isfinite(strategy.aggregator.x).all()
+
+
+# ---- apps of one's own ----
+
+
+def ordinary_app(task: Task) -> ClientApp:
+    """What a user of Flower's FedAvg has: full state dicts, a loop of their own, and a few metrics."""
+    app = ClientApp()
+    federation: Federation = task.federation
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = make_model().float()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        k = int(context.node_config["partition-id"])
+        begin = int(federation.start[k])
+        inputs, targets = federation.at(slice(begin, begin + int(federation.train[k])))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        norm = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm()
+        optimizer.step()
+        metrics = {"num-examples": len(inputs), "loss": loss.item(), "grad-norm": norm.item()}
+        metrics |= {"lr": 0.1, "steps": 1, "something-else": 3.0}
+        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 3, "loss": 1.0, "accuracy": 50.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("spec", ["fedavg", "adafedadam:warmup=0", "qfedavg"])
+def test_ordinary_replies_are_turned_into_contributions_by_the_server(spec: str) -> None:
+    from fairwind import Solver
+
+    solver = Solver(lr=0.1, batch_size=1000)
+    task = task_of(make_federation(SIZES, dtype=torch.float32), torch.float32, solver=solver)
+    strategy = WeightsStrategy(spec, task, bounds=UNBOUNDED)
+    strategy.start(InProcessGrid(ordinary_app(task), len(SIZES)), num_rounds=3, timeout=5)
+    simulation = simulated(task, spec)
+    for _ in range(3):
+        simulation.step()
+    torch.testing.assert_close(strategy.aggregator.x, simulation.x[0], rtol=1e-4, atol=1e-5)
+
+
+def test_replies_of_flowers_quickstart_are_enough_for_algorithms_that_ask_for_no_more(task: Task) -> None:
+    def plain(reply: Message) -> Message:
+        if "arrays" in reply.content:
+            kept = {k: v for k, v in reply.content["metrics"].items() if k in ("num-examples", "loss")}
+            reply.content["metrics"] = MetricRecord(kept)
+        return reply
+
+    def used(spec: str, **options: Any) -> int:
+        strategy = WeightsStrategy(spec, task, **options)
+        grid = InProcessGrid(ordinary_app(task), len(SIZES), dict.fromkeys(range(100, 105), plain))
+        strategy.start(grid, num_rounds=1, timeout=5)
+        assert strategy.last is not None
+        return strategy.last.used
+
+    assert used("fedavg") == used("fedadam") == 5
+    assert used("qfedavg") == used("fednova") == 0
+    assert used("qfedavg", lr=0.1) == used("fednova", steps=1) == 5
+
+
+def test_clients_without_test_samples_train_and_are_not_judged(ragged: Federation) -> None:
+    task = task_of(ragged)
+    strategy = strategy_of(task)
+    result = strategy.start(grid_of(task), num_rounds=2, timeout=5)
+    simulation = simulated(task, "adafedadam:warmup=2")
+    for _ in range(2):
+        simulation.step()
+    simulation.evaluate()
+    torch.testing.assert_close(strategy.aggregator.x, simulation.x[0], rtol=1e-9, atol=1e-10)
+    found, expected = result.evaluate_metrics_clientapp[2], simulation.history[-1]
+    assert found["worst30"] == pytest.approx(expected["worst30"])
+    assert strategy.evaluations.sizes["100"] == (0, 1)
+
+
+def test_fedavg_is_flowers_own(task: Task) -> None:
+    """Beside Flower's implementation, on the same ordinary app."""
+    ours = WeightsStrategy("fedavg", task, bounds=UNBOUNDED)
+    ours.start(InProcessGrid(ordinary_app(task), len(SIZES)), num_rounds=3, timeout=5)
+    theirs = flowers.FedAvg(fraction_evaluate=0.0)
+    start = WeightsStrategy("fedavg", task)._outgoing()
+    result = theirs.start(InProcessGrid(ordinary_app(task), len(SIZES)), start, num_rounds=3, timeout=5)
+    for name, value in ours.aggregator.weights().items():
+        np.testing.assert_allclose(value, result.arrays[name].numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_server_app_reads_its_run_config(task: Task, tmp_path) -> None:
+    said = {"algorithm": "adafedadam", "alpha": 2.0, "num-server-rounds": 2, "seed": 3}
+    context = Context(1, 0, {}, RecordDict(), {**said, "out": str(tmp_path / "o")})
+    server_app(task)(grid_of(task), context)
+    results = json.loads((tmp_path / "o" / "results.json").read_text())
+    assert results["runs"][0]["algorithm"] == "adafedadam:alpha=2"
+    assert results["runs"][0]["seed"] == 3
+    assert results["runs"][0]["rounds"] == 2
+
+
+def test_own_algorithms_need_a_client_app_that_has_them(task: Task) -> None:
+    mine = algorithms.fedavg()._replace(name="mine")
+    strategy = AlgorithmStrategy(mine, task)
+    strategy.start(InProcessGrid(client_app(task, mine), len(SIZES)), num_rounds=1, timeout=5)
+    assert strategy.last is not None
+    assert strategy.last.used == 5

@@ -1,0 +1,151 @@
+"""A real federation: SuperLink and SuperNodes as processes on this machine, with TLS and authentication."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fairwind
+from fairwind import Comparison
+
+pytest.importorskip("flwr")
+
+from flower_processes import Deployment, wait_for
+
+pytestmark = pytest.mark.flower
+
+NODES, SLOW = 4, 600
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    made = Deployment(tmp_path_factory.mktemp("deployment"), NODES)
+    try:
+        made.start_superlink()
+        for number in range(NODES):
+            made.register(number)
+            made.start_node(number)
+        online(made)
+        yield made
+    finally:
+        made.stop()
+        assert made.processes() == []
+
+
+def online(deployment: Deployment) -> None:
+    """Waits until all nodes are there."""
+    there = lambda: deployment.flwr("supernode", "list", "here").count("online") == NODES  # noqa: E731
+    wait_for(there, 180, "the nodes' arrival")
+
+
+def finished(out: Path, seconds: float = SLOW) -> Comparison:
+    wait_for((out / "report.html").exists, seconds, f"the end of training in {out}")
+    return fairwind.load(out)
+
+
+def assert_simulated(found: Comparison, spec: str, rounds: int) -> None:
+    task = fairwind.setup(f"synthetic:clients={NODES}")
+    expected = fairwind.simulate(
+        task, spec, rounds=rounds, progress=False, compile="off", device="cpu", workers=1
+    )
+    for name, value in expected.state_dict.items():
+        torch.testing.assert_close(found[0].state_dict[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_model_is_the_simulators(deployment: Deployment) -> None:
+    out = deployment.folder / "plain"
+    deployment.run(algorithm="adafedadam", alpha=2.0, num_server_rounds=3, share=1.0, out=str(out))
+    found = finished(out)
+    assert found.clients == sorted(deployment.node_ids.values())
+    assert found[0].rounds == [0, 1, 2, 3]
+    assert_simulated(found, "adafedadam:alpha=2", 3)
+
+
+def test_a_node_that_is_not_registered_is_refused(deployment: Deployment) -> None:
+    stranger = deployment.start_node(NODES)
+    assert stranger.wait(60) != 0
+    assert "Failed to activate SuperNode" in (deployment.folder / f"node-{NODES}.log").read_text()
+    assert deployment.flwr("supernode", "list", "here").count("online") == NODES
+
+
+def test_a_server_app_that_is_killed_goes_on_where_it_was(deployment: Deployment) -> None:
+    out = deployment.folder / "killed"
+    said = {"algorithm": "adafedadam", "num_server_rounds": 3, "share": 1.0, "eval_every": 3, "out": str(out)}
+    deployment.run(**said)
+    wait_for(lambda: list((out / "checkpoints").glob("*1.json")), SLOW, "the first round")
+    time.sleep(random.uniform(0, 5))
+    assert deployment.kill("flwr-serverapp") >= 1
+    assert not (out / "results.json").exists()
+    time.sleep(5)
+    deployment.run(**said)
+    assert_simulated(finished(out), "adafedadam", 3)
+
+
+def test_a_node_killed_in_a_round_is_named_and_the_others_finish(deployment: Deployment) -> None:
+    out = deployment.folder / "faulty"
+    run = deployment.run(
+        algorithm="fedavg", num_server_rounds=3, min_nodes=2, eval_every=3, timeout=60.0, out=str(out)
+    )
+    wait_for(lambda: list((out / "checkpoints").glob("*1.json")), SLOW, "the first round")
+    wait_for(lambda: deployment.processes("flwr-clientapp"), SLOW, "the second round's training")
+    deployment.kill_node(2)
+    found = finished(out)
+    assert found[0].left_out >= 1
+    assert all(torch.isfinite(value).all() for value in found[0].state_dict.values())
+    log = deployment.flwr("log", run, "here", "--show")
+    assert f"{deployment.node_ids[2]} is left out" in log
+    deployment.start_node(2)  # and it may come back
+
+
+def test_a_superlink_that_is_killed_is_started_again_and_training_goes_on(deployment: Deployment) -> None:
+    out = deployment.folder / "restarted"
+    said = {"algorithm": "adafedadam", "num_server_rounds": 3, "share": 1.0, "eval_every": 3, "out": str(out)}
+    online(deployment)  # with the node that came back
+    deployment.run(**said)
+    wait_for(lambda: list((out / "checkpoints").glob("*1.json")), SLOW, "the first round")
+    deployment.kill_superlink()
+    deployment.start_superlink()
+    online(deployment)
+    deployment.run(**said)
+    assert_simulated(finished(out), "adafedadam", 3)
+
+
+def there(out: Path) -> int:
+    """The newest round that is saved."""
+    return max([int(path.stem) for path in (out / "checkpoints").glob("[0-9]*.json")], default=0)
+
+
+def test_a_server_killed_at_ten_random_moments_loses_no_round(tmp_path: Path) -> None:
+    """Without a network, so that moments are close together: at worst the round in flight is done again."""
+    rounds, out, straight = 400, tmp_path / "killed", tmp_path / "straight"
+
+    def start(where: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(Path(__file__).parent / "flower_killed.py"), str(rounds), str(where)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert start(straight).wait() == 0
+    draw, reached = random.Random(0), 0
+    for _ in range(10):
+        process, before = start(out), reached
+        further = lambda: there(out) > before or process.poll() is not None  # noqa: B023, E731
+        wait_for(further, 120, "a further round", pause=0.02)
+        time.sleep(draw.uniform(0, 0.2))
+        assert process.poll() is None, "it ended before it was killed ten times"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        reached = there(out)
+        assert reached > before
+    assert start(out).wait() == 0
+    one, other = load_file(out / "models.safetensors"), load_file(straight / "models.safetensors")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(0, rounds + 1, 5))

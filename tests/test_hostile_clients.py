@@ -1,0 +1,307 @@
+"""Replies made to break a round: each is named and refused, or bounded, and the others' round completes."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import make_federation
+from exchanged import Exchange, task_of
+from fairwind import InputError, algorithms
+from fairwind.engine.layout import Layout
+from fairwind.exchange import UNBOUNDED, Aggregator, Bounds, Reply
+from fairwind.exchange.capping import CappedSum, Term, ceiling
+
+LAYOUT = Layout((("w",), ("b",)), (torch.Size([2, 3]), torch.Size([2])), ((3, 1), (1,)), torch.float32)
+P = 8
+
+
+def server(spec: str = "adafedadam", **options: Any) -> Aggregator:
+    return Aggregator(algorithms.build(spec), LAYOUT, torch.zeros(P), **options)
+
+
+def reply(seed: int = 0, scale: float = 1.0, **numbers: Any) -> Reply:
+    """An honest client's, but for what is given."""
+    draw = np.random.default_rng(seed)
+    arrays = {"w": scale * draw.normal(size=(2, 3)), "b": scale * draw.normal(size=2)}
+    usual = {"size": 100, "steps": 10.0, "lr": 0.1, "loss": 1.0, "loss0": 2.0, "grad_norm": 4.0}
+    return Reply({name: each.astype(np.float32) for name, each in arrays.items()}, usual | numbers)
+
+
+def without(name: str) -> Reply:
+    found = reply()
+    return Reply(
+        {n: v for n, v in found.arrays.items() if n != name},
+        {n: v for n, v in found.numbers.items() if n != name},
+    )
+
+
+def arrays(**changed: Any) -> Reply:
+    found = reply()
+    return Reply(found.arrays | changed, found.numbers)
+
+
+HOSTILE = {
+    "NaN": (arrays(b=np.array([1, np.nan], np.float32)), "'b' has numbers that are not finite"),
+    "Inf": (arrays(w=np.full((2, 3), np.inf, np.float32)), "'w' has numbers that are not finite"),
+    "-Inf": (arrays(b=np.array([-np.inf, 0], np.float32)), "'b' has numbers that are not finite"),
+    "shape": (arrays(b=np.ones(3, np.float32)), "'b' is of shape (3,), not (2,)"),
+    "turned": (arrays(w=np.ones((3, 2), np.float32)), "'w' is of shape (3, 2), not (2, 3)"),
+    "type": (arrays(b=np.ones(2)), "'b' is of type float64, not float32"),
+    "integers": (arrays(b=np.ones(2, np.int64)), "'b' is of type int64"),
+    "objects": (arrays(b=np.array([None, 1], object)), "'b' is of type object"),
+    "list": (arrays(b=[1.0, 2.0]), "'b' is no array but a list"),
+    "missing array": (without("b"), "its arrays are not the model's: 'b' missing"),
+    "further array": (arrays(c=np.ones(2, np.float32)), "its arrays are not the model's: 'c' unknown"),
+    "a thousand arrays": (
+        arrays(**{f"c{i}": np.ones(1, np.float32) for i in range(1000)}),
+        "'c0', 'c1', 'c2', 'c3', … unknown",
+    ),
+    "missing number": (without("loss"), "its numbers are not those asked for: 'loss' missing"),
+    "further number": (reply(bonus=1.0), "'bonus' unknown"),
+    "size 0": (reply(size=0), "its size is 0, which is not positive"),
+    "size -5": (reply(size=-5), "its size is -5, which is not positive"),
+    "size NaN": (reply(size=math.nan), "its size is nan, which is not finite"),
+    "size of digits": (reply(size=10**400), "its size is inf, which is not finite"),
+    "size text": (reply(size="100"), "its size is no number but '100'"),
+    "size true": (reply(size=True), "its size is no number but True"),
+    "size list": (reply(size=[1.0]), "its size is no number but [1.0]"),
+    "loss Inf": (reply(loss=math.inf), "its loss is inf, which is not finite"),
+    "loss negative": (reply(loss=-1.0), "what the algorithm makes of its numbers is not finite"),
+    "first loss NaN": (reply(loss0=math.nan), "its loss0 is nan"),
+    "steps 0": (reply(steps=0), "its steps is 0, which is not positive"),
+    "rate negative": (reply(lr=-0.1), "its lr is -0.1, which is not positive"),
+    "gradient negative": (reply(grad_norm=-1.0), "its grad_norm is -1, which is negative"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_spoilt_reply_is_named_and_refused_and_the_round_is_that_of_the_others(name: str) -> None:
+    spoilt, why = HOSTILE[name]
+    found, others = server(), server()
+    for k in range(5):
+        for each in (found, others):
+            assert not each.accept(f"node {k}", reply(k))
+    said = found.accept("bad", spoilt)
+    assert why in said
+    assert said.isprintable()
+    done, expected = found.finish(), others.finish()
+    assert done.refused == {"bad": said}
+    assert (done.used, done.moved) == (5, True)
+    assert expected.refused == {}
+    assert torch.equal(found.x, others.x)
+
+
+def test_a_client_replies_once_in_a_round() -> None:
+    found = server()
+    assert not found.accept("a", reply())
+    assert "before" in found.accept("a", reply(1))
+    assert found.finish().used == 1
+    assert not found.accept("a", reply())
+
+
+# ---- lies ----
+
+LIES = {
+    "a loss overstated ×10": {"loss": 10.0},
+    "a loss overstated ×100": {"loss": 100.0},
+    "a loss overstated without measure": {"loss": 1e300},
+    "a first loss near zero": {"loss0": 1e-300},
+    "a size without measure": {"size": 1e300},
+    "a gradient without measure": {"grad_norm": 1e300},
+    "a gradient near zero": {"grad_norm": 1e-300},
+    "a learning rate near zero": {"lr": 1e-300},
+    "steps without measure": {"steps": 1e300},
+    "all of them": {"loss": 1e100, "loss0": 1e-100, "size": 1e100, "grad_norm": 1e-100},
+}
+HONEST = 19
+
+
+def shares(aggregator: Aggregator, lie: dict[str, float], scale: float = 1.0) -> tuple[float, float]:
+    """Of the weight, and of the total update: what a liar among twenty has in a round that it has to itself.
+
+    The liar's is measured by its direction: its update is all of the last two parameters.
+    """
+    for k in range(HONEST):
+        honest = reply(k)
+        assert not aggregator.accept(f"node {k}", honest._replace(arrays=honest.arrays | {"b": _b(0.0)}))
+    told = reply(99, scale, **lie)
+    liar = told._replace(arrays={"w": np.zeros((2, 3), np.float32), "b": _b(scale)})
+    aggregator.accept("liar", liar)
+    capped = aggregator.sum
+    terms = {term.client: term for term in capped.held}
+    if "liar" not in terms:  # certain to have no more than the cap
+        return 0.0, 0.0
+    factors = dict(zip(terms, capped._factors(), strict=True))
+    mine = terms["liar"].sizes, factors["liar"]
+    weight = capped.added[0] + sum(terms[c].sizes[0] * f[0] for c, f in factors.items())
+    pull = capped.added[1] + sum(terms[c].sizes[1] * f[0] * f[1] for c, f in factors.items())
+    return mine[0][0] * mine[1][0] / weight, mine[0][1] * mine[1][0] * mine[1][1] / pull
+
+
+def _b(value: float) -> np.ndarray:
+    return np.full(2, value, np.float32)
+
+
+@pytest.mark.parametrize(
+    "spec", ["adafedadam", "adafedadam:alpha=2,warmup=0", "qfedavg", "fednova", "fedavg"]
+)
+@pytest.mark.parametrize("lie", LIES)
+def test_no_lie_buys_more_than_the_cap(spec: str, lie: str) -> None:
+    aggregator = server(spec)
+    known = {"fedavg": ("size", "steps", "lr"), "fednova": ("size", "steps", "lr")}
+    asked = known.get(spec, ("size", "steps", "lr", "loss", "loss0", *["grad_norm"] * ("ada" in spec)))
+    plain = {k: v for k, v in LIES[lie].items() if k in asked}
+
+    def cut(told: Reply) -> Reply:
+        return told._replace(numbers={k: v for k, v in told.numbers.items() if k in asked})
+
+    accept = aggregator.accept
+    aggregator.accept = lambda client, told: accept(client, cut(told))  # type: ignore[method-assign]
+    for _ in range(3):
+        weight, update = shares(aggregator, plain)
+        assert weight <= 0.1 * (1 + 1e-12)
+        assert update <= 0.2 * (1 + 1e-12)
+        done = aggregator.finish()
+        assert done.moved
+        assert torch.isfinite(aggregator.x).all()
+
+
+def test_an_absurd_update_is_cut_down_and_its_sender_named() -> None:
+    aggregator = server("fedavg")
+    honest = {"size": 100, "steps": 10.0, "lr": 0.1}
+    for k in range(HONEST):
+        aggregator.accept(f"node {k}", Reply(reply(k).arrays, honest))
+    aggregator.accept("liar", Reply(reply(99, 1e37).arrays, honest))
+    done = aggregator.finish()
+    assert {what: set(factors) for what, factors in done.capped.items()} == {"update": {"liar"}}
+    assert "liar is capped: its update counts" in done.lines()[0]
+    assert float(aggregator.x.norm()) < 10
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ({"size": 1e300}, "a size of 1e+300 taken as 1e+04"),
+        ({"loss": 1e300}, "a loss of 1e+300 taken as 100"),
+        ({"grad_norm": 1e-300}, "a step worth of"),
+        ({"steps": 1e300}, "a number of steps of 1e+300 taken as 1e+03"),
+        ({"lr": 1e-300}, "a learning rate of 1e-300 taken as 0.01"),
+    ],
+)
+def test_from_the_second_round_on_numbers_are_bounded_by_those_of_the_others(
+    lie: dict[str, float], said: str
+) -> None:
+    aggregator = server()
+    for _ in range(2):
+        for k in range(HONEST):
+            aggregator.accept(f"node {k}", reply(k))
+        aggregator.accept("liar", reply(99, **lie))
+        done = aggregator.finish()
+    assert said in done.bounded["liar"][0]
+    assert set(done.bounded) == {"liar"}
+
+
+def test_a_client_is_held_to_its_first_first_loss() -> None:
+    aggregator = server()
+    for loss0 in (2.0, 1e-3):
+        for k in range(HONEST):
+            aggregator.accept(f"node {k}", reply(k))
+        aggregator.accept("turncoat", reply(99, loss0=loss0))
+        weights = {term.client: term.sums[0] for term in aggregator.sum.held}
+        assert weights.get("turncoat", 50.0) == 50.0
+        aggregator.finish()
+    assert aggregator.first_losses["turncoat"] == 2.0
+
+
+def test_a_lie_about_first_losses_hardly_moves_what_late_clients_are_told() -> None:
+    aggregator = server()
+    for k in range(HONEST):
+        aggregator.accept(f"node {k}", reply(k))
+    aggregator.accept("liar", reply(99, loss0=1e30))
+    aggregator.finish()
+    assert aggregator.first_loss("late") == pytest.approx((19 * 2.0 + 20.0) / 20)
+
+
+def test_common_certainty_hardly_moves_for_a_gradient_near_zero() -> None:
+    found = {}
+    for lie in (4.0, 1e-300):
+        aggregator = server("adafedadam:warmup=0")
+        for _ in range(3):
+            for k in range(HONEST):
+                aggregator.accept(f"node {k}", reply(k))
+            aggregator.accept("liar", reply(99, grad_norm=lie))
+            aggregator.finish()
+        found[lie] = float(aggregator.state.certainty)
+    assert found[1e-300] < found[4.0] + 0.5
+
+
+def test_without_bounds_the_same_lie_has_everything() -> None:
+    aggregator = server(bounds=UNBOUNDED)
+    shares(aggregator, {"loss0": 1e-300})
+    assert aggregator.sum.sums[0] > 1e300
+
+
+def test_a_step_that_fails_names_whose_update_was_largest() -> None:
+    aggregator = server(bounds=UNBOUNDED)
+    for k in range(5):
+        aggregator.accept(f"node {k}", reply(k))
+    aggregator.accept("liar", reply(99, grad_norm=1e300))
+    done = aggregator.finish()
+    assert not done.moved
+    assert "the step is not finite; liar has the largest share in it" in done.lines()[-1]
+    assert not aggregator.x.any()
+    assert aggregator.stalled == 1
+
+
+# ---- the cap itself ----
+
+VALUES = st.lists(st.floats(0, 1e300), min_size=1, max_size=40)
+
+
+@given(VALUES, st.floats(0.01, 1))
+def test_no_value_exceeds_its_share_of_what_is_left(values: list[float], share: float) -> None:
+    top = ceiling(0.0, values, share)
+    cut = [min(value, top) for value in values]
+    assert max(cut) <= share * sum(cut) * (1 + 1e-9) + 1e-300
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60), st.sampled_from([0.05, 0.1, 0.5, 1.0]))
+def test_a_running_sum_is_that_of_all_at_once(weights: list[float], share: float) -> None:
+    """Contributions that are added early, because they are certain, count as if all had been held."""
+    running = CappedSum(1, 1, share)
+    for k, weight in enumerate(weights):
+        running.add(Term(str(k), weight, torch.ones(1), (weight,), 1.0))
+    limit = max(share, 2 / len(weights))
+    top = ceiling(0.0, weights, limit)
+    expected = sum(min(weight, top) for weight in weights)
+    found = running.finish()
+    assert found.sums[0] == pytest.approx(expected)
+    assert float(found.total) == pytest.approx(expected)
+    assert set(found.factors[0]) == {str(k) for k, weight in enumerate(weights) if weight > top}
+
+
+def test_few_contributions_are_held_however_many_there_are() -> None:
+    running, most = CappedSum(1, 1, 0.1), 0
+    for k in range(2000):
+        running.add(Term(str(k), 1.0, torch.ones(1), (1.0,), 1.0))
+        most = max(most, len(running.held))
+    assert most <= 10
+    assert float(running.finish().total) == 2000
+
+
+def test_honest_equal_clients_are_never_capped() -> None:
+    for clients in (1, 2, 3, 7, 20, 100):
+        exchange = Exchange(task_of(make_federation([12] * min(clients, 7))), "fedavg", bounds=Bounds())
+        done = exchange.round()
+        assert done.lines() == []
+
+
+def test_bounds_out_of_range_are_refused() -> None:
+    for wrong in ({"share": 0}, {"share": 1.5}, {"size": 0.5}, {"loss": math.nan}):
+        with pytest.raises(InputError):
+            Bounds(**wrong)
