@@ -79,7 +79,8 @@ def test_chunks_of_one_size_keep_within_the_budget() -> None:
 @pytest.mark.parametrize("fits", [1, 3, 7])
 def test_a_chunk_that_does_not_fit_is_halved(ragged: Federation, monkeypatch, fits: int) -> None:
     """However few rows fit, a round ends as if all had; and fewer are tried from then on."""
-    runs = [Run("fair", algorithms.adafedadam(), 0), Run("mean", algorithms.fedavg(), 1)]
+    names = "adafedadam", "fedavg", "scaffold", "fedmgda"
+    runs = [Run(name, algorithms.build(name), i % 2) for i, name in enumerate(names)]
     settings = Settings(rounds=2, device=DEVICE, compile="off")
     whole = Simulation(make_model, ragged, runs, settings)
     failures = [run_short(monkeypatch, kind, fits) for kind in ("train", "gradient", "loss")]

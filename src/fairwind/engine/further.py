@@ -26,6 +26,7 @@ class Trained(NamedTuple):
     part: Partial | None  # none of models that clients keep for themselves
     changes: dict[int, Tensor]  # by run, Σ of what its clients' memories changed by (P,)
     held: dict[int, tuple[Report, Tensor, list[Tensor]]]  # by run: reports, clients and updates
+    remembered: list[tuple[int, Tensor, Tensor]]  # runs, clients, and their memories' changes or new models
 
 
 class MeanGradient:
@@ -93,15 +94,21 @@ class Further:
         return zip(self.layout.as_matrices(parts), matrices, strict=True)
 
     def keep_models(self, chunk: Chunk, weights: list[Tensor]) -> Trained:
-        """Keeps the models that clients trained for themselves, where these are finite."""
+        """The models that clients trained for themselves, where these are finite."""
         kept = []
         for r, here in chunk.rows_of.items():
             new, client = self.layout.from_matrices([matrix[here] for matrix in weights]), chunk.clients(here)
             usable = torch.isfinite(new).all(1, keepdim=True)
             kept.append((r, client, torch.where(usable, new, self.memories.take(r, client))))
-        for each in kept:  # last: where memory ran out before, the chunk is trained again
-            self.memories.put(*each)
-        return Trained(None, {}, {})
+        return Trained(None, {}, {}, kept)
+
+    def remember(self, local: Locals, trained: Trained) -> None:
+        """Lets clients remember, once it is certain that their chunk need not be trained again."""
+        for each in trained.remembered:
+            if local.way == "personal":
+                self.memories.put(*each)
+            else:
+                self.memories.add(*each)
 
     def after(
         self,
@@ -114,8 +121,8 @@ class Further:
         *,
         copy: bool,
     ) -> Trained:
-        """Lets clients remember, and holds updates: in a `copy`, where the next chunk takes their place."""
-        found, remembered = Trained(part, {}, {}), []
+        """What clients will remember, and updates: in a `copy`, where the next chunk takes their place."""
+        found = Trained(part, {}, {}, [])
         for r, here in chunk.rows_of.items():
             own, client = Report(*(field[here] for field in report)), chunk.clients(here)
             every = len(here) == len(chunk.rows)
@@ -127,9 +134,7 @@ class Further:
                 flat, shared = self.layout.from_matrices(update), bend.shared.get(r, 0.0)
                 change = changed(rule, memory, shared, flat, part.usable[here])
                 found.changes[r] = change.sum(0).double()
-                remembered.append((r, client, change))
-        for each in remembered:  # last: where memory ran out before, the chunk is trained again
-            self.memories.add(*each)
+                found.remembered.append((r, client, change))
         return found
 
     def gradients(self, chunk: Chunk, sums: list[Tensor], norm: Tensor) -> dict[int, tuple[Tensor, Tensor]]:

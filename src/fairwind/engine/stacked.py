@@ -199,6 +199,7 @@ class Stacked:
                     more[r] = more[r] + change if r in more else change
                 for r, each in trained.held.items():
                     held[r].add(*each)
+                self.further.remember(local, trained)
         return over_ranks(totals.outcome(layout, more, held), self.runs, self.ranks)
 
     def _chunked(self, kind: Kind, work: Callable[[Chunk, Workspaces], T]) -> Iterator[tuple[Chunk, T]]:
@@ -210,7 +211,6 @@ class Stacked:
             pending = self.kept[kind]
         else:
             pending = [(rows, None) for rows in self.cutter.cut(kind, self.cutter.rows(kind))]
-        self.one_chunk = len(pending) == 1
         # Of many chunks the tables would be as large as the federation's.
         few = FEW * len(self.workers.states)
         keep = self.whole_rounds or (self.planner.repeats and len(pending) <= few)
@@ -229,7 +229,7 @@ class Stacked:
                 return first_line(error)
 
         while pending:
-            done, failed = 0, ""
+            done, failed, self.one_chunk = 0, "", len(pending) == 1
             for found in self.workers.map(attempt, pending):
                 if isinstance(found, str):
                     failed = found
