@@ -84,6 +84,7 @@ def test_compare_writes_what_it_promises(finished: Path) -> None:
     assert {p.suffix for p in (finished / "figures").iterdir()} == {".pdf", ".png"}
 
 
+@pytest.mark.slow
 def test_the_loop_finds_the_same(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "loop"
     names = "--algorithms", "fedavg", "adafedadam"
@@ -114,6 +115,7 @@ def test_report_writes_the_page_anew(finished: Path) -> None:
     assert page.read_text() == before
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(finished: Path, tmp_path: Path) -> None:
     """SIGKILL, again and again, each time somewhere else; the numbers must agree bit for bit."""
     seed = random.SystemRandom().randrange(10**6)
@@ -200,6 +202,7 @@ def lines(out: Path) -> int:
     return len((out / "history.jsonl").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start("compare", SMALL, "--rounds", "30", "--out", out, *QUICK)
@@ -299,6 +302,7 @@ def test_options_reach_the_recipe(tmp_path: Path) -> None:
     assert [r["algorithm"] for r in results["runs"]] == specs == history[:2]  # with parameters, alone or not
 
 
+@pytest.mark.slow
 def test_nobody_reading_the_messages_costs_no_results(tmp_path: Path) -> None:
     out = tmp_path / "run"
     reader, writer = os.pipe()

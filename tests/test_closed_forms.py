@@ -56,6 +56,7 @@ def test_adafedadam_with_alpha_0_finds_the_optimum_whatever_the_local_steps(
     assert (simulation.x[0] - P @ CENTRES).norm() < 0.02
 
 
+@pytest.mark.slow
 def test_larger_alpha_holds_the_worst_lag_lower() -> None:
     """α evens out the lag I = F(x)/F(x⁰): as it grows the largest lag falls, and the mean loss rises."""
     first = (CENTRES**2).sum(1) / 2

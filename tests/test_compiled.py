@@ -17,7 +17,11 @@ from simulations import SOLVERS, assert_together, dropout_model, simulation
 
 @pytest.mark.skipif(not compiler_found(torch.device(DEVICE)), reason="needs a compiler")
 @pytest.mark.parametrize(
-    ("solver", "model"), [("sgd", lambda: nn.Linear(FEATURES, CLASSES).double()), ("nesterov", dropout_model)]
+    ("solver", "model"),
+    [
+        ("sgd", lambda: nn.Linear(FEATURES, CLASSES).double()),
+        pytest.param("nesterov", dropout_model, marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_is_eager(ragged: Federation, solver: str, model: Callable[[], nn.Module]) -> None:
     names = list(algorithms.PAPER) if solver == "sgd" else ["fedavg", "fednova"]  # to compile takes long

@@ -17,7 +17,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("spec", CASES)
+@pytest.mark.parametrize(
+    "spec", [pytest.param(spec, marks=[pytest.mark.slow] * (spec != "femnist")) for spec in CASES]
+)
 def test_every_setup_is_prepared_and_compared(tmp_path: Path, spec: str) -> None:
     folder, cache, out = CASES[spec](tmp_path / "in"), tmp_path / "cache", tmp_path / "out"
     said = succeeded("data", spec, "--data-dir", folder, "--cache", cache).stdout
@@ -35,6 +37,7 @@ def test_every_setup_is_prepared_and_compared(tmp_path: Path, spec: str) -> None
     assert (out / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_random_vectors_are_announced_and_given_ones_used(tmp_path: Path) -> None:
     folder, cache = layouts.sent140_csv(tmp_path / "in"), tmp_path / "cache"
     options = ("--data-dir", folder, "--cache", cache, *FAST)
@@ -48,6 +51,7 @@ def test_random_vectors_are_announced_and_given_ones_used(tmp_path: Path) -> Non
     assert "7 words have vectors" in said
 
 
+@pytest.mark.slow
 def test_a_comparison_prepares_what_it_needs_and_resumes_on_the_same_data(tmp_path: Path) -> None:
     folder, cache, out = layouts.femnist_parquet(tmp_path / "in"), tmp_path / "cache", tmp_path / "out"
     options = ("femnist", "--clients", 2, "--data-dir", folder, "--cache", cache, *FAST)

@@ -135,6 +135,7 @@ def assert_found_by_two(path: Path, alone: Simulation) -> None:
     assert (path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_of_two_ranks_is_that_of_one(alone: tuple[Simulation, Path], tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, stdout, stderr = fairwind("compare", SMALL, *words(OPTIONS), "--out", out)
@@ -144,6 +145,7 @@ def test_a_comparison_of_two_ranks_is_that_of_one(alone: tuple[Simulation, Path]
     assert_found_by_two(out, alone[0])
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_where_one_stopped(alone: tuple[Simulation, Path]) -> None:
     simulation, path = alone
     code, stdout, stderr = fairwind("resume", path)

@@ -442,6 +442,7 @@ def test_prepared_data_is_found_by_its_vectors(tmp_path: Path) -> None:
     assert said == ["2 prepared sets of these parameters: the newest is taken (others by --data-dir)"]
 
 
+@pytest.mark.slow
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "shadow").mkdir()
     for package in ("pyarrow", "huggingface_hub"):

@@ -216,6 +216,7 @@ setups.entry("femnist", setups.Where(Path({str(folder)!r}), None, Path({str(tmp_
     assert not list((tmp_path / "cache").iterdir())
 
 
+@pytest.mark.slow
 def test_several_may_prepare_at_once(tmp_path: Path, folder: Path) -> None:
     words = [
         sys.executable,
