@@ -1,0 +1,13 @@
+"""Fairwind's algorithms on NVFLARE: an aggregator, a controller and an executor. `pip install fairwind[nvflare]`.
+
+The algorithms are those of the simulator, and so is local training; see `fairwind.exchange` for what clients
+and server tell each other.
+"""
+
+from fairwind.nvflare.aggregator import AlgorithmAggregator
+from fairwind.nvflare.client import AlgorithmExecutor
+from fairwind.nvflare.controller import AlgorithmController
+from fairwind.nvflare.job import make_job
+from fairwind.nvflare.models import as_model
+
+__all__ = ["AlgorithmAggregator", "AlgorithmController", "AlgorithmExecutor", "as_model", "make_job"]
