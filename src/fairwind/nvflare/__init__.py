@@ -1,4 +1,4 @@
-"""Fairwind's algorithms on NVFLARE: an aggregator, a controller and an executor. `pip install fairwind[nvflare]`.
+"""Fairwind's algorithms on NVFLARE: aggregator, controller, executor. `pip install fairwind[nvflare]`.
 
 The algorithms are those of the simulator, and so is local training; see `fairwind.exchange` for what clients
 and server tell each other.

@@ -13,7 +13,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fairwind import algorithms, setups
 from fairwind.errors import first_line
 from fairwind.exchange.client import LocalClient
-from fairwind.nvflare.models import SAID, as_model, failed, judged_model
+from fairwind.nvflare.models import SAID, as_model, failed
 from fairwind.recipe import build_algorithm
 from fairwind.references import is_reference, load_task
 from fairwind.task import Task
@@ -46,7 +46,7 @@ class AlgorithmExecutor(Executor):
             said = model.meta[SAID]
             client = self._client(said)
             if task_name == AppConstants.TASK_VALIDATION:
-                answer = judged_model(client.evaluate(model.params))
+                answer = as_model(client.evaluate(model.params))
             else:
                 known = said.get("first-loss") if self.first_loss is None else self.first_loss
                 trained = client.train(

@@ -12,11 +12,13 @@ SAID, NUMBERS, FAILED = "fairwind", "fairwind-numbers", "fairwind-failed"  # nam
 CLIENT = "client_name"  # there NVFLARE's controllers say whose a result is, whatever the client says
 
 
-def as_model(reply: Reply) -> FLModel:
-    """A client's reply, to be sent; `flare.send(as_model(report_update(before, after, …)))` in a script.
+def as_model(reply: Reply | Judged) -> FLModel:
+    """A client's reply to the task "train", or to "validate", as it is sent.
 
-    Updates are what was sent less what was trained: NVFLARE's differences with the other sign.
+    Updates are what was received less what was trained: NVFLARE's differences with the other sign.
     """
+    if isinstance(reply, Judged):
+        return FLModel(metrics=reply._asdict())
     return FLModel(params_type=ParamsType.DIFF, params=reply.arrays, meta={NUMBERS: reply.numbers})
 
 
@@ -33,11 +35,6 @@ def reply_of(model: FLModel) -> Reply:
     if not isinstance(arrays, dict) or not isinstance(numbers, dict):
         raise RefusedError(f"it has no {NUMBERS!r} in its meta: send what fairwind.nvflare.as_model gives")
     return Reply(arrays, numbers)
-
-
-def judged_model(judged: Judged) -> FLModel:
-    """A client's evaluation, to be sent."""
-    return FLModel(metrics=judged._asdict())
 
 
 def judged_of(model: FLModel) -> Judged:
