@@ -7,7 +7,14 @@ and server tell each other.
 from fairwind.nvflare.aggregator import AlgorithmAggregator
 from fairwind.nvflare.client import AlgorithmExecutor
 from fairwind.nvflare.controller import AlgorithmController
-from fairwind.nvflare.job import make_job
+from fairwind.nvflare.job import allow, make_job
 from fairwind.nvflare.models import as_model
 
-__all__ = ["AlgorithmAggregator", "AlgorithmController", "AlgorithmExecutor", "as_model", "make_job"]
+__all__ = [
+    "AlgorithmAggregator",
+    "AlgorithmController",
+    "AlgorithmExecutor",
+    "allow",
+    "as_model",
+    "make_job",
+]

@@ -1,5 +1,6 @@
 """NVFLARE's FedAvg workflow around an algorithm's server."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class AlgorithmController(FedAvg):
         num_rounds: int = 100,
         *,
         seed: int = 0,
-        bounds: Bounds | None = None,
+        bounds: Bounds | dict[str, float] | None = None,
         sends: Sends = "report",
         clients_per_round: int | None = None,
         eval_every: int = 1,
@@ -48,15 +49,17 @@ class AlgorithmController(FedAvg):
         super().__init__(
             num_clients=clients_per_round, num_rounds=num_rounds, persistor_id="", ignore_result_error=True
         )
-        # By these names a job is exported, and made anew at the server.
-        self.task, self.algorithm, self.seed, self.bounds, self.sends = task, algorithm, seed, bounds, sends
+        # By these names, as JSON, a job is exported, and made anew at the server.
+        self.task, self.algorithm, self.seed, self.sends = task, algorithm, seed, sends
+        self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
         self.clients_per_round, self.eval_every = clients_per_round, eval_every
         self.timeout, self.out = timeout, out
 
     def run(self) -> None:
         """Trains the rounds that are left."""
         task = find_task(self.task)
-        given: dict[str, Any] = {"seed": self.seed, "bounds": self.bounds, "sends": self.sends}
+        bounds = Bounds(**self.bounds) if self.bounds else None
+        given: dict[str, Any] = {"seed": self.seed, "bounds": bounds, "sends": self.sends}
         self.aggregator = AlgorithmAggregator(task, self.algorithm, **given)
         self.evaluations = Evaluations(as_scores(task.score), self.aggregator.label or "own", self.seed)
         self.kept = None if self.out is None else FederatedRun(Path(self.out), self._owner(task))
