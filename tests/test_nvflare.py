@@ -26,8 +26,8 @@ from nvflare_clients import NaNExecutor
 
 pytestmark = [pytest.mark.nvflare, pytest.mark.filterwarnings("default")]
 
-SPEC = "synthetic:clients=5"
-SITES = [f"site-{k}" for k in range(1, 6)]
+SPEC = "synthetic:clients=4"
+SITES = [f"site-{k}" for k in range(1, 5)]
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +128,12 @@ def test_a_faulty_client_is_named_counted_and_left_out(
     faulty, without = Handed(task, "adafedadam"), Handed(task, "adafedadam")
     lines: list[str] = []
     monkeypatch.setattr(faulty.aggregator, "warning", lines.append)
-    faulty.round(SITES if change else SITES[:4], change)
-    without.round(SITES[:4])
+    faulty.round(SITES if change else SITES[:-1], change)
+    without.round(SITES[:-1])
     assert torch.equal(faulty.aggregator.server.x, without.aggregator.server.x)
     assert faulty.aggregator.counts()["refused"] == 1
-    assert faulty.aggregator.counts()["used"] == 4
-    assert any("client site-5 is left out" in line and why in line for line in lines)
+    assert faulty.aggregator.counts()["used"] == 3
+    assert any("client site-4 is left out" in line and why in line for line in lines)
 
 
 def test_lies_are_capped_by_default(task: Task) -> None:
@@ -144,14 +144,14 @@ def test_lies_are_capped_by_default(task: Task) -> None:
     assert handed.aggregator.server.bounds == Bounds()
     handed.round(change=lie)
     assert handed.aggregator.last is not None
-    assert set(handed.aggregator.last.capped["weight"]) == {"site-5"}
+    assert set(handed.aggregator.last.capped["weight"]) == {"site-4"}
 
 
 def test_an_executor_that_fails_says_why(task: Task) -> None:
     handed = Handed(task, "adafedadam")
     handed.executors["site-1"] = AlgorithmExecutor(SPEC, 99)
     reply = handed.replies(["site-1"])["site-1"]
-    assert "client 99 is not one of the task's 5" in reply.meta["fairwind-failed"]
+    assert "client 99 is not one of the task's 4" in reply.meta["fairwind-failed"]
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "ditto", "mime"])
@@ -208,17 +208,17 @@ def test_stopped_it_goes_on(task: Task, tmp_path: Path) -> None:
 
 
 def test_a_client_that_sends_nan_is_named_counted_and_left_out(task: Task, tmp_path: Path) -> None:
-    job = job_of(tmp_path, sites=SITES[:4])
-    job.to(NaNExecutor(SPEC, 4), SITES[4])
+    job = job_of(tmp_path, sites=SITES[:-1])
+    job.to(NaNExecutor(SPEC, 3), SITES[-1])
     log = trained(job, tmp_path)
     for number in (1, 2, 3):
-        assert f"round {number}: client site-5 is left out: 'weight' has numbers that are not finite" in log
+        assert f"round {number}: client site-4 is left out: 'weight' has numbers that are not finite" in log
     federation = task.federation
-    four = {name: getattr(federation, name)[:4] for name in ("start", "train", "test", "names")}
-    assert_the_simulators(tmp_path, replace(task, federation=replace(federation, **four)))
+    others = {name: getattr(federation, name)[:3] for name in ("start", "train", "test", "names")}
+    assert_the_simulators(tmp_path, replace(task, federation=replace(federation, **others)))
     history = fairwind.load(tmp_path / "out")["adafedadam"].history
     assert [line["refused"] for line in history[1:]] == [1, 1, 1]
-    assert [line["used"] for line in history[1:]] == [4, 4, 4]
+    assert [line["used"] for line in history[1:]] == [3, 3, 3]
 
 
 def test_a_loop_of_ones_own_sends_what_report_update_gives(task: Task, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class AlgorithmController(FedAvg):
         self.task, self.algorithm, self.seed, self.sends = task, algorithm, seed, sends
         self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
         self.clients_per_round, self.eval_every = clients_per_round, eval_every
-        self.timeout, self.out = timeout, out
+        self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
 
     def run(self) -> None:
         """Trains the rounds that are left."""
