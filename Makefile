@@ -43,7 +43,7 @@ test-flower: setup $(VENV)/.flower  ## a real federation: SuperLink and SuperNod
 
 NVFLARE := .venvs/nvflare
 
-$(NVFLARE)/.ready: pyproject.toml  # of its own: NVFLARE pins versions that others need newer
+$(NVFLARE)/.ready: pyproject.toml  # of its own: NVFLARE pins exact versions of what it needs
 	$(PYTHON) -m venv $(NVFLARE)
 	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[nvflare]' pytest
