@@ -43,10 +43,10 @@ test-flower: setup $(VENV)/.flower  ## a real federation: SuperLink and SuperNod
 
 NVFLARE := .venvs/nvflare
 
-$(NVFLARE)/.ready: pyproject.toml  # of its own: NVFLARE pins exact versions of what it needs
+$(NVFLARE)/.ready: pyproject.toml constraints.txt  # of its own: NVFLARE pins exact versions of what it needs
 	$(PYTHON) -m venv $(NVFLARE)
-	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[nvflare]' pytest
+	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[nvflare]' pytest
 	touch $@
 
 test-nvflare: $(NVFLARE)/.ready  ## the algorithms on NVFLARE, in its simulator
