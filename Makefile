@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo paper-smoke test test-slow test-crash test-flower test-data lint bench clean
+.PHONY: setup demo paper-smoke test test-slow test-crash test-flower test-nvflare test-data lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -41,6 +41,17 @@ test-crash: setup  ## kills at every operation on the file system, damage to eve
 test-flower: setup $(VENV)/.flower  ## a real federation: SuperLink and SuperNodes with TLS and authentication, kills
 	$(BIN)/python -m pytest -q -m flower
 
+NVFLARE := .venvs/nvflare
+
+$(NVFLARE)/.ready: pyproject.toml constraints.txt  # of its own: NVFLARE pins exact versions of what it needs
+	$(PYTHON) -m venv $(NVFLARE)
+	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[nvflare]' pytest
+	touch $@
+
+test-nvflare: $(NVFLARE)/.ready  ## the algorithms on NVFLARE, in its simulator
+	$(NVFLARE)/bin/python -m pytest -q -m nvflare tests/test_nvflare.py
+
 test-data: setup  ## further tests on real files: make test-data DATA=folder with femnist/, cifar10/, sent140/, glove/
 	FAIRWIND_DATA=$(abspath $(DATA)) $(BIN)/python -m pytest -q -rA tests/test_real_data.py
 
@@ -53,4 +64,4 @@ bench: setup  ## the engine beside a bare loop; benchmarks/ has more: busy, peer
 	$(BIN)/python benchmarks/engine.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(NVFLARE) .mypy_cache .ruff_cache .pytest_cache

@@ -21,7 +21,7 @@ LAYERS = (
     ("results",),
     ("directory",),
     ("comparison", "training", "exchange"),
-    ("flower",),
+    ("flower", "nvflare"),
     ("api",),
     ("study", "paper"),
     ("report",),
@@ -114,15 +114,16 @@ def test_only_one_file_leans_on_pytorchs_insides() -> None:
     assert not private
 
 
-def test_only_one_package_imports_flower() -> None:
+@pytest.mark.parametrize(("framework", "package"), [("flwr", "flower"), ("nvflare", "nvflare")])
+def test_only_one_package_imports_a_framework(framework: str, package: str) -> None:
     importing = set()
     for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             named += [name.name for name in node.names] if isinstance(node, ast.Import) else []
-            if any(name.partition(".")[0] == "flwr" for name in named):
+            if any(name.partition(".")[0] == framework for name in named):
                 importing.add(file.relative_to(SOURCE).parts[0])
-    assert importing == {"flower"}
+    assert importing == {package}
 
 
 def test_files_are_short() -> None:

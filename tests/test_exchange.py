@@ -1,5 +1,10 @@
 """Clients and a server that exchange messages train as the simulator does."""
 
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -156,3 +161,24 @@ def test_a_round_without_replies_leaves_the_model_as_it_is() -> None:
     assert not done.moved
     assert done.lines() == ["the model stays as it was: no reply could be used"]
     assert torch.equal(exchange.server.x, before)
+
+
+def test_the_documented_server_functions_for_fedn_do_the_aggregators_arithmetic(ragged: Federation) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "federation.md").read_text()
+    (code,) = re.findall(r"```python\n(class ServerFunctions.*?)```", page, re.S)
+    scope: dict[str, Any] = {"np": np, "ServerFunctionsBase": object}
+    exec(code, scope)
+    functions, exchange = scope["ServerFunctions"](), Exchange(task_of(ragged), "adafedadam", sends="sums")
+    model = list(exchange.server.weights().values())
+    for round in range(8):  # the rate changes after six
+        assert functions.client_settings(model)["round"] == round
+        for k in range(8):
+            reply = exchange.reply(k)
+            assert not exchange.server.accept(str(k), reply)
+            functions.incremental_aggregate(str(k), list(reply.arrays.values()), reply.numbers, model)
+        broken = {"weight": 1.0, "certainty": float("nan")}
+        functions.incremental_aggregate("broken", model, broken, model)
+        exchange.server.finish()
+        model = functions.get_incremental_aggregate_model()
+        for found, expected in zip(model, exchange.server.weights().values(), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)

@@ -1,0 +1,83 @@
+"""An algorithm's server as NVFLARE's aggregator: replies are added up as they come."""
+
+from typing import Any
+
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+
+from fairwind.contract import AnyAlgorithm
+from fairwind.engine.checks import build
+from fairwind.engine.layout import Layout
+from fairwind.exchange.bounds import Bounds
+from fairwind.exchange.message import RefusedError, Sends
+from fairwind.exchange.server import Aggregator, Round
+from fairwind.nvflare.models import CLIENT, SAID, reply_of
+from fairwind.recipe import build_algorithm
+from fairwind.task import Task
+
+
+class AlgorithmAggregator(ModelAggregator):
+    """Any algorithm of one sum, for `FedAvg(aggregator=…)`; a workflow begins with its `model()`."""
+
+    def __init__(
+        self,
+        task: Task,
+        algorithm: str | AnyAlgorithm,
+        *,
+        seed: int = 0,
+        bounds: Bounds | None = None,
+        sends: Sends = "report",
+    ):
+        """Of the task only the model is used. `fairwind.exchange` says what `bounds` and `sends` mean."""
+        super().__init__()
+        self.algorithm = build_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+        self.label = algorithm if isinstance(algorithm, str) else algorithm.name
+        self.module, self.seed = build(task.model, seed), seed
+        self.layout = Layout.of(self.module)
+        x = self.layout.flatten(self.module)
+        self.server = Aggregator(self.algorithm, self.layout, x, bounds=bounds, sends=sends)
+        self.asked: set[str] = set()  # clients of the round; who sends nothing is named
+        self.last: Round | None = None
+
+    def model(self) -> FLModel:
+        """What clients are sent: the weights, the round, and what they may have forgotten."""
+        server = self.server
+        said: dict[str, Any] = {"algorithm": self.label, "sends": server.sends, "seed": self.seed}
+        said["round"] = server.round
+        if server.round:  # all are told the same: the server holds each to what it said first
+            said["first-loss"] = server.first_loss("")
+        if (shared := server.shared()) is not None:
+            said["shared"] = shared
+        meta = {SAID: said}
+        return FLModel(ParamsType.FULL, server.weights(), current_round=server.round, meta=meta)
+
+    def reset_stats(self) -> None:
+        """Begins a round."""
+        self.server.begin()
+
+    def accept_model(self, model: FLModel) -> None:
+        """Adds a client's reply, or notes why it does not count."""
+        client = str(model.meta[CLIENT])
+        try:
+            self.server.accept(client, reply_of(model))
+        except RefusedError as error:
+            self.server.refuse(client, str(error))
+
+    def aggregate_model(self) -> FLModel:
+        """The algorithm's step with the replies that can be used; whose cannot is logged, and counted."""
+        for client in sorted(self.asked - self.server.counted):
+            self.server.refuse(client, "it sent no update in time")
+        done = self.last = self.server.finish()
+        for line in done.lines():
+            self.warning(f"round {done.number + 1}: client {line}")
+        return self.model()
+
+    def counts(self) -> dict[str, float]:
+        """The last round in numbers: clients, and what the server adapts by."""
+        if self.last is None:
+            return {}
+        capped = {client for each in self.last.capped.values() for client in each}
+        numbers = len(self.last.refused), len(self.last.bounded), len(capped), int(self.last.moved)
+        found = dict(zip(("refused", "bounded", "capped", "moved"), numbers, strict=True))
+        state = {n: float(v) for n, v in self.server.state._asdict().items() if v.ndim == 0}
+        return {"used": self.last.used} | found | state

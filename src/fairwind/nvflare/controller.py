@@ -1,0 +1,139 @@
+"""NVFLARE's FedAvg workflow around an algorithm's server."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.workflows.fedavg import FedAvg
+
+from fairwind.counter import PARTICIPATE, fold, mix
+from fairwind.errors import whole
+from fairwind.exchange.bounds import Bounds
+from fairwind.exchange.evaluation import Evaluations, check_judged
+from fairwind.exchange.message import RefusedError, Sends
+from fairwind.exchange.results import FederatedRun
+from fairwind.nvflare.aggregator import AlgorithmAggregator
+from fairwind.nvflare.client import find_task
+from fairwind.nvflare.models import CLIENT, judged_of
+from fairwind.scores import as_scores
+from fairwind.task import Task
+
+
+class AlgorithmController(FedAvg):
+    """NVFLARE's FedAvg workflow with an algorithm's server, evaluation, checkpoints and results."""
+
+    def __init__(
+        self,
+        task: str,
+        algorithm: str = "adafedadam",
+        num_rounds: int = 100,
+        *,
+        seed: int = 0,
+        bounds: Bounds | dict[str, float] | None = None,
+        sends: Sends = "report",
+        clients_per_round: int | None = None,
+        eval_every: int = 1,
+        timeout: int = 0,
+        out: str | None = None,
+    ):
+        """For a task by its spec or reference; only its model and scores are used at the server.
+
+        A round takes all clients, or some drawn by the seed, and waits `timeout` seconds for them, or until
+        all have replied. With `out`, checkpoints, results and the report page go into that directory, and a
+        training that was stopped there goes on.
+        """
+        whole(1, num_rounds=num_rounds, eval_every=eval_every)
+        super().__init__(
+            num_clients=clients_per_round, num_rounds=num_rounds, persistor_id="", ignore_result_error=True
+        )
+        # By these names, as JSON, a job is exported, and made anew at the server.
+        self.task, self.algorithm, self.seed, self.sends = task, algorithm, seed, sends
+        self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
+        self.clients_per_round, self.eval_every = clients_per_round, eval_every
+        self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
+
+    def run(self) -> None:
+        """Trains the rounds that are left."""
+        task = find_task(self.task)
+        bounds = Bounds(**self.bounds) if self.bounds else None
+        given: dict[str, Any] = {"seed": self.seed, "bounds": bounds, "sends": self.sends}
+        self.aggregator = AlgorithmAggregator(task, self.algorithm, **given)
+        self.evaluations = Evaluations(as_scores(task.score), self.aggregator.label or "own", self.seed)
+        self.kept = None if self.out is None else FederatedRun(Path(self.out), self._owner(task))
+        try:
+            super().run()
+            if self.kept is not None and not self.abort_signal.triggered:
+                self._report(self.kept, task)
+        finally:
+            if self.kept is not None:
+                self.kept.close()
+
+    def load_model(self) -> FLModel:
+        """The model that training begins with, or goes on from."""
+        server = self.aggregator.server
+        for line in self.kept.restore(server, self.evaluations) if self.kept else ():
+            self.info(line)
+        self.start_round, self.num_rounds = server.round, max(0, self.num_rounds - server.round)
+        if not self.evaluations.rounds:
+            self._evaluate()
+        return self.aggregator.model()
+
+    def save_model(self, model: FLModel) -> None:
+        """Ends a round: an evaluation, if it is time, and a checkpoint."""
+        if self.aggregator.server.round % self.eval_every == 0:
+            self._evaluate()
+        if self.kept is not None:
+            self.kept.save(self.aggregator.server, self.evaluations)
+
+    def sample_clients(self, num_clients: int | None = None) -> list[str]:
+        """Those that train in a round."""
+        names = sorted(client.name for client in self.engine.get_clients())
+        if num_clients is not None and num_clients < len(names):
+            key = fold(PARTICIPATE, self.seed, self.aggregator.server.round)
+            drawn = sorted(range(len(names)), key=lambda place: mix(key, place))[:num_clients]
+            names = [names[place] for place in sorted(drawn)]
+        self.aggregator.asked = set(names)
+        return names
+
+    def send_model(self, *args: Any, **given: Any) -> None:
+        """As always, and no longer than the timeout."""
+        super().send_model(*args, timeout=self.timeout, **given)
+
+    def _evaluate(self) -> None:
+        task, judged = AppConstants.TASK_VALIDATION, {}
+        for reply in self.send_model_and_wait(task, self.aggregator.model(), timeout=self.timeout):
+            client = str(reply.meta[CLIENT])
+            try:
+                judged[client] = check_judged(judged_of(reply), self.evaluations.scores)
+            except RefusedError as error:
+                self.warning(f"client {client} is not evaluated: {error}")
+        if judged:
+            rounds, ordered = self.aggregator.server.round, dict(sorted(judged.items()))
+            self.evaluations.add(rounds, ordered, self.aggregator.counts())
+
+    def _owner(self, task: Task) -> dict[str, Any]:
+        layout, server = self.aggregator.layout, self.aggregator.server
+        return {
+            "algorithm": self.evaluations.label,
+            "seed": self.seed,
+            "task": task.name,
+            "parameters": dict(zip(layout.names, map(list, layout.shapes), strict=True)),
+            "sends": server.sends,
+            "bounds": {k: str(v) for k, v in vars(server.bounds).items()},
+            "clients_per_round": self.clients_per_round,
+        }
+
+    def _report(self, kept: FederatedRun, task: Task) -> None:
+        from fairwind.report import write_report  # what draws takes time to load
+
+        if not self.evaluations.last:
+            return
+        ours = self.aggregator
+        ours.layout.load(ours.server.x, ours.module)
+        with torch.no_grad():
+            state = {name: value.clone() for name, value in ours.module.state_dict().items()}
+        kept.finish(ours.server, self.evaluations, task=task.name, engine="NVFLARE", model=state)
+        self.info(f"results and page: {write_report(kept.path)[0]}")
