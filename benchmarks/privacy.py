@@ -28,8 +28,8 @@ from fairwind.exchange import Privacy
 from fairwind.exchange.accounting import Accountant
 from fairwind.recipe import settings_of
 
-# Public bounds. Few samples are enough for a client to reach its weight's: noise is as large as the bound, and
-# half of Synthetic's clients have 18 samples or fewer. The others' are near what a median client has at first.
+# Public bounds, chosen knowing Synthetic. Noise is as large as they are, so that of the weight is small: half
+# of the clients have 18 samples or fewer. The others are near what a median client has at first.
 BOUNDS: dict[str, dict[str, float]] = {
     "fedavg": {"clip": 0.2, "weight": 10.0},
     "adafedadam": {"clip": 8.0, "weight": 5.0, "further": 2.0},

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.privacy import private
+
 from exchanged import Exchange, task_of
-from fairwind import Federation, InputError, algorithms
+from fairwind import Federation, InputError, Settings, algorithms
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairwind.engine.executor import Run
 from fairwind.engine.layout import Layout
+from fairwind.engine.simulation import Simulation
 from fairwind.exchange import Aggregator, Bounds, Privacy, Reply
 from fairwind.exchange.accounting import Accountant
 from fairwind.exchange.capping import Term
@@ -199,6 +206,25 @@ def test_a_weight_that_is_lost_in_the_noise_moves_nothing() -> None:
         assert each.accountant is not None
         assert each.accountant.releases == {(1, 1): 1}  # it was released all the same
     assert sum(moved) < 6  # two standard deviations: one in 44 by chance
+
+
+@pytest.mark.parametrize("spec", ["fedavg", "adafedadam"])
+def test_the_benchmark_simulates_what_a_server_does(ragged: Federation, spec: str) -> None:
+    pytest.importorskip("dp_accounting")
+    task = task_of(ragged)
+    own: dict[str, Any] = {"clip": 1.0, "weight": 5.0, "noise": 0.1}
+    exchange = Exchange(task, spec, bounds=None, privacy=privacy(**own))
+    plain: Any = algorithms.build(spec)
+    run = Run(spec, private(plain, privacy(**own)), 0)
+    settings = Settings(solver=task.solver, rounds=3, compile="off", device="cpu", workers=1, eval_every=3)
+    simulation = Simulation(task.model, task.federation, [run], settings)
+    simulation.start()
+    start = exchange.server.x.clone()
+    for _ in range(3):
+        assert exchange.round().moved
+        simulation.step()
+    assert float((exchange.server.x - start).norm()) > 1e-3
+    torch.testing.assert_close(exchange.server.x, simulation.x[0], rtol=1e-9, atol=1e-10)
 
 
 # ---- the accounting ----
