@@ -317,6 +317,7 @@ def test_without_noise_nothing_is_promised() -> None:
         {"weight": 0},
         {"weight": math.inf},
         {"further": 0.0},
+        {"weight": 1e-200, "clip": 1e-200},
         {"noise": -1.0},
         {"noise": math.nan},
         {"delta": 0.0},

@@ -53,6 +53,8 @@ class Privacy:
     def __post_init__(self) -> None:
         positive(clip=self.clip, weight=self.weight, further=self.further)
         in_range(0, math.inf, noise=self.noise)
+        if not all(0 < scale < math.inf for scale in self.scales(2)):
+            raise InputError(f"clip={self.clip}, weight={self.weight}: their product is out of range")
         positive(delta=self.delta)
         if self.delta >= 1:
             raise InputError(f"delta={self.delta} is out of range: 0 < delta < 1, and less than 1 / clients")
