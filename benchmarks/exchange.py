@@ -21,6 +21,7 @@ from fairwind import algorithms
 from fairwind.engine.layout import Layout
 from fairwind.engine.workers import keep_memory
 from fairwind.exchange import Aggregator, Reply
+from fairwind.exchange.capping import CappedSum
 
 AT_ONCE = 20  # replies that Flower's strategy is given
 
@@ -64,6 +65,7 @@ def ours(spec: str, layout: Layout, count: int) -> dict[str, Any]:
         numbers = {name: value for name, value in reply.numbers.items() if name in asked}
         why = server.accept(str(k), read(reply)._replace(numbers=numbers))
         assert not why, why
+        assert isinstance(server.sum, CappedSum)
         held = max(held, len(server.sum.held))
         if k == min(99, count - 1):
             after_100 = memory()

@@ -22,12 +22,22 @@ def clients_of(task: Task, spec: str, seed: int = 0, **options: Any) -> list[Loc
 class Exchange:
     """Clients, what they remember, and their server."""
 
-    def __init__(self, task: Task, spec: str, *, seed: int = 0, bounds: Any = UNBOUNDED, **options: Any):
+    def __init__(
+        self,
+        task: Task,
+        spec: str,
+        *,
+        seed: int = 0,
+        bounds: Any = UNBOUNDED,
+        privacy: Any = None,
+        **options: Any,
+    ):
         self.clients = clients_of(task, spec, seed, **options)
         self.memory: dict[int, float | None] = {}
         one = self.clients[0]
         sends = options.get("sends", "report")
-        self.server = Aggregator(algorithms.build(spec), one.layout, one.start(), bounds=bounds, sends=sends)
+        own: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy}
+        self.server = Aggregator(algorithms.build(spec), one.layout, one.start(), **own)
 
     def reply(self, k: int) -> Reply:
         server = self.server

@@ -45,6 +45,8 @@ ENGINE = (
 EXCHANGE = (
     ("message",),
     ("bounds", "capping", "own_loop", "evaluation", "secure"),
+    ("privacy",),
+    ("accounting",),
     ("client", "server"),
     ("results",),
 )

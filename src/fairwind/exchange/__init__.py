@@ -14,7 +14,8 @@ lies. Of 20 equal clients, one that overstates its loss tenfold has 35 % of the 
 states a first loss of 1e-300 has all of it. From sums alone, a lie cannot be told from a large client.
 
 Whatever the form, no client has more than `Bounds.share` of a round's weight, twice that of the norms of the
-round's updates, and half of any other sum (or twice an equal share, if that is more).
+round's updates, and half of any other sum (or twice an equal share, if that is more). With `Privacy` other
+bounds take the place of these: see there.
 """
 
 from fairwind.exchange.bounds import UNBOUNDED, Bounds
@@ -22,6 +23,7 @@ from fairwind.exchange.client import LocalClient
 from fairwind.exchange.evaluation import Evaluations, Judged
 from fairwind.exchange.message import Form, RefusedError, Reply, arrays_of, sums_form
 from fairwind.exchange.own_loop import report_update
+from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun
 from fairwind.exchange.server import Aggregator, Round
 
@@ -34,6 +36,7 @@ __all__ = [
     "Form",
     "Judged",
     "LocalClient",
+    "Privacy",
     "RefusedError",
     "Reply",
     "Round",

@@ -92,6 +92,7 @@ class FederatedRun:
             **({"scores": last["scores"]} if "scores" in last else {}),
             "left_out": aggregator.left_out,
             "stalled_rounds": aggregator.stalled,
+            **({"privacy": aggregator.accountant.described()} if aggregator.accountant else {}),
         }
         rate = aggregator.round / max(self.seconds, 1e-9)
         results = {

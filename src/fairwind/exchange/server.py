@@ -13,7 +13,9 @@ from fairwind.aggregation import advance, contribute, first_state
 from fairwind.contract import AnyAlgorithm, LocalAlgorithm, Report
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.layout import Layout
-from fairwind.exchange.bounds import Bounds, Seen, within
+from fairwind.errors import InputError
+from fairwind.exchange.accounting import Accountant
+from fairwind.exchange.bounds import UNBOUNDED, Bounds, Seen, within
 from fairwind.exchange.capping import Capped, CappedSum, Term
 from fairwind.exchange.message import (
     FIRST,
@@ -28,6 +30,7 @@ from fairwind.exchange.message import (
     sums_record,
     to_report,
 )
+from fairwind.exchange.privacy import Privacy, PrivateSum
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Round:
     bounded: dict[str, list[str]] = field(default_factory=dict)  # by client: numbers that were not believed
     capped: dict[str, dict[str, float]] = field(default_factory=dict)  # by what, and client: the cap's factor
     moved: bool = False  # whether the model did
-    blame: str = ""  # whose contribution the step failed on, if it did
+    blame: str = ""  # why it did not, where there was something to step with
 
     def lines(self) -> list[str]:
         """What there is to say about it, a line for each client and reason."""
@@ -49,8 +52,7 @@ class Round:
         for what, factors in self.capped.items():
             found += [f"{client} is capped: its {what} counts {f:.2g} times" for client, f in factors.items()]
         if not self.moved:
-            why = f"the step is not finite; {self.blame}" if self.used else "no reply could be used"
-            found.append(f"the model stays as it was: {why}")
+            found.append(f"the model stays as it was: {self.blame or 'no reply could be used'}")
         return found
 
 
@@ -65,10 +67,17 @@ class Aggregator:
         *,
         bounds: Bounds | None = None,
         sends: Sends = "report",
+        privacy: Privacy | None = None,
     ):
-        """From the model x (P,). `sends` is what clients are asked for; see the package."""
+        """From the model x (P,). `sends` is what clients are asked for; see the package.
+
+        With `privacy`, bounds must be left out: they depend on other clients, and its own take their place.
+        """
         self.algorithm, self.layout, self.sends = check_type(algorithm), layout, sends
-        self.bounds = bounds or Bounds()
+        if privacy is not None and bounds not in (None, UNBOUNDED):
+            raise InputError("bounds compare a client with others, which privacy forbids: leave them out")
+        self.privacy, self.bounds = privacy, bounds or (UNBOUNDED if privacy else Bounds())
+        self.accountant = None if privacy is None else Accountant(privacy)
         by_report = sends == "report"
         self.form = report_form(layout, algorithm.probe) if by_report else sums_form(layout, self.algorithm)
         self.sums = sums_record(self.algorithm)
@@ -82,10 +91,17 @@ class Aggregator:
         self.left_out, self.stalled = 0, 0
         self.begin()
 
-    def begin(self) -> None:
-        """Forgets what has arrived of the round that is under way."""
-        self.current = Round(self.round)
-        self.sum = CappedSum(len(self.x), len(self.sums._fields), self.bounds.share)
+    def begin(self, drawn: tuple[int, int] | None = None) -> None:
+        """Forgets what has arrived of the round that is under way.
+
+        `drawn` is how many clients take part, and of how many. Only privacy asks for it; leave it out where
+        they were not drawn evenly, or anybody may know who was.
+        """
+        self.current, self.drawn = Round(self.round), drawn
+        shape = len(self.x), len(self.sums._fields)
+        self.sum: CappedSum | PrivateSum = (
+            PrivateSum(*shape, self.privacy) if self.privacy else CappedSum(*shape, self.bounds.share)
+        )
         self.secret: Capped | None = None
         self.counted: set[str] = set()
         self.reported: dict[str, Report] = {}
@@ -103,9 +119,14 @@ class Aggregator:
         return arrays_of(self.layout, self.algorithm.local.shared(self.state))
 
     def first_loss(self, client: str) -> float | None:
-        """What a client without memory is told: its own first loss, or the mean of those known, if any is."""
+        """What a client without memory is told: its own first loss, or the mean of those known, if any is.
+
+        With privacy it is told of no other client, and measures its loss at the model it has received.
+        """
         if client in self.first_losses:
             return self.first_losses[client]
+        if self.privacy:
+            return None
         known = within(list(self.first_losses.values()), self.bounds.loss0)
         summed, count = (sum(known), len(known)) if self.sends == "report" else self.first_sum
         return summed / count if count else None
@@ -134,6 +155,9 @@ class Aggregator:
             term = Term(client, 1.0, vector, tuple(numbers[name] for name in self.sums._fields), length)
         if term.sums[0] < 0:
             raise RefusedError(f"its weight is {term.sums[0]:.3g}, which is negative")
+        for name, value in zip(self.sums._fields[1:], term.sums[1:], strict=True):
+            if self.privacy and value < 0:
+                raise RefusedError(f"its {name} is {value:.3g}: with privacy, sums must not be negative")
         if not math.isfinite(term.sizes[1]):
             raise RefusedError(f"its update, of norm {length:.3g}, is too large to be weighed")
         self.sum.add(term)
@@ -145,6 +169,8 @@ class Aggregator:
 
     def take_sum(self, total: Tensor, numbers: Mapping[str, float], clients: int) -> None:
         """Takes what so many clients add up to, where none of them is seen."""
+        if self.privacy:
+            raise InputError("with privacy the server clips each client, so it cannot take a secret sum")
         found = self.form.checked(numbers)
         sums = tuple(found[name] for name in self.sums._fields)
         self.secret = Capped(total, sums, clients, [{} for _ in (*sums, total)], "nobody who is known")
@@ -173,9 +199,13 @@ class Aggregator:
         done, capped = self.current, self.secret or self.sum.finish()
         what = "weight", "update", *self.sums._fields[1:]
         done.capped = {name: each for name, each in zip(what, capped.factors, strict=True) if each}
+        if self.accountant:
+            self.accountant.release(self.drawn)
+        done.blame = "" if capped.clients or not self.privacy else "the clients' weight is lost in the noise"
         if capped.clients:
             done.moved = self._advance(capped)
-            done.blame = "" if done.moved else f"{capped.largest} has the largest share in it"
+            who = f"; {capped.largest} has the largest share in it" if capped.largest else ""
+            done.blame = "" if done.moved else f"the step is not finite{who}"
         for client, report in self.reported.items():
             self.seen.note(client, report)
         self.first_losses = self.new_first_losses | self.first_losses
@@ -194,6 +224,14 @@ class Aggregator:
         self.x, self.state, moved = found
         return bool(moved)
 
+    def spent(self) -> dict[str, float]:
+        """What privacy was spent so far, and its settings, as numbers of a round; nothing without privacy."""
+        if self.accountant is None:
+            return {}
+        privacy = self.accountant.privacy
+        epsilon = {"epsilon": self.accountant.epsilon(), "delta": privacy.delta}
+        return epsilon | {"clip": privacy.clip, "noise": privacy.noise}
+
     def checkpoint(self) -> Checkpoint:
         """All that the rounds to come depend on; what has arrived of the round under way is not in it."""
         tensors = {"x": self.x} | {f"state.{n}": value for n, value in self.state._asdict().items()}
@@ -203,6 +241,7 @@ class Aggregator:
             "seen": self.seen.numbers,
             "left_out": self.left_out,
             "stalled": self.stalled,
+            **({"releases": self.accountant.record()} if self.accountant else {}),
         }
         copied = {name: value.clone() for name, value in tensors.items()}
         return Checkpoint(self.round, copied, json.loads(json.dumps(record)))
@@ -216,5 +255,7 @@ class Aggregator:
         self.first_sum = float(first_sum[0]), float(first_sum[1])
         self.seen = Seen(record["seen"])
         self.left_out, self.stalled = record["left_out"], record["stalled"]
+        if self.privacy:
+            self.accountant = Accountant(self.privacy, record["releases"])
         self.round = checkpoint.round
         self.begin()

@@ -1,6 +1,7 @@
 """The nodes of a Flower federation: who is there, who takes part, and what they reply."""
 
 import logging
+import secrets
 import time
 from collections.abc import Iterable, Iterator
 
@@ -18,9 +19,11 @@ AT_ONCE = 16  # replies that are fetched together
 class Nodes:
     """Which nodes take part in a round, and which message each of them replies to."""
 
-    def __init__(self, seed: int, per_round: int | None, fewest: int):
+    def __init__(self, seed: int, per_round: int | None, fewest: int, *, secret: bool = False):
+        """Where it must be `secret` who takes part, they are not drawn by the seed, which clients know."""
         whole(1, min_nodes=fewest, **({} if per_round is None else {"clients_per_round": per_round}))
-        self.seed, self.per_round, self.fewest = seed, per_round, fewest
+        self.seed, self.per_round, self.fewest, self.secret = seed, per_round, fewest, secret
+        self.connected = 0  # nodes, when those of a round were drawn
         self.sent_to: dict[str, int] = {}  # nodes, by the messages that are under way
 
     def wait(self, grid: Grid) -> list[int]:
@@ -33,8 +36,11 @@ class Nodes:
     def sample(self, grid: Grid, server_round: int) -> list[int]:
         """Those that train in a round."""
         nodes = self.wait(grid)
+        self.connected = len(nodes)
         if self.per_round is None or self.per_round >= len(nodes):
             return nodes
+        if self.secret:
+            return sorted(secrets.SystemRandom().sample(nodes, self.per_round))
         key = fold(PARTICIPATE, self.seed, server_round - 1)
         return sorted(sorted(nodes, key=lambda node: mix(key, node))[: self.per_round])
 

@@ -82,6 +82,10 @@ class SecureStrategy(AlgorithmStrategy):
         which share of these parts is needed."""
         if options.get("bounds") is not None or options.get("sends", "sums") != "sums":
             raise InputError("under secure aggregation the server sees sums alone, and bounds no client")
+        if options.get("privacy") is not None:
+            raise InputError(
+                "under secure aggregation the server sees no client, and so can clip none: no privacy="
+            )
         super().__init__(algorithm, model, **{**options, "sends": "sums", "bounds": UNBOUNDED})
         self.scales = first_scales(self.aggregator.form)
         self.shares, self.threshold = shares, threshold

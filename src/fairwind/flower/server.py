@@ -1,17 +1,22 @@
 """A Flower server app that trains as its run config says."""
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fairwind.engine.settings import Model
+from fairwind.errors import InputError
 from fairwind.exchange.bounds import Bounds
+from fairwind.exchange.privacy import Privacy
 from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.spec import with_parameters
 from fairwind.task import Task
 
 ALPHA = "alpha"
+PRIVACY = "privacy-"  # what its settings begin with
 STRATEGY = {
     "seed": int,
     "min-nodes": int,
@@ -28,7 +33,7 @@ def server_app(model: Task | Model, **options: Any) -> ServerApp:
     The run config may say `algorithm` (adafedadam, or any spec), `alpha`, `num-server-rounds` and `timeout`
     (seconds for the replies of a round), `share` (of the weight that a client may have); and seed, min-nodes,
     eval-every, clients-per-round, sends and out, which mean what they mean to `AlgorithmStrategy`, as do
-    options given here.
+    options given here. `privacy-clip`, -weight, -noise, -delta and -further are those of `Privacy`.
     """
     app = ServerApp()
 
@@ -43,10 +48,28 @@ def server_app(model: Task | Model, **options: Any) -> ServerApp:
             for name, kind in STRATEGY.items()
             if said.get(name, "") != ""
         }
-        if said.get("share", "") != "":
+        if (privacy := privacy_of(said)) is not None:
+            chosen["privacy"] = privacy
+        elif said.get("share", "") != "":
             chosen["bounds"] = Bounds(share=float(said["share"]))
         strategy = AlgorithmStrategy(spec, model, **{**options, **chosen})
         rounds = int(said.get("num-server-rounds", model.rounds if isinstance(model, Task) else 3))
         strategy.start(grid, num_rounds=rounds, timeout=float(said.get("timeout", 3600)))
 
     return app
+
+
+def privacy_of(said: Mapping[str, Any]) -> Privacy | None:
+    """The privacy that a run config asks for, if it does."""
+    names = [field.name for field in fields(Privacy) if field.name != "draw"]
+    given: dict[str, Any] = {
+        name: float(said[PRIVACY + name]) for name in names if said.get(PRIVACY + name, "") != ""
+    }
+    if not given:
+        return None
+    missing = [PRIVACY + name for name in names if name not in (*given, "further")]
+    if missing:
+        raise InputError(f"privacy needs {', '.join(missing)}, too")
+    if said.get("share", "") not in ("", 1, 1.0):
+        raise InputError("a cap on shares depends on other clients, which privacy forbids: give share=1.0")
+    return Privacy(**given)

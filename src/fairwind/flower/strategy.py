@@ -20,6 +20,7 @@ from fairwind.errors import first_line, whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, Judged, check_judged
 from fairwind.exchange.message import RefusedError, Reply, Sends
+from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun
 from fairwind.exchange.server import Aggregator, Round
 from fairwind.flower.nodes import LOG, Nodes
@@ -40,6 +41,7 @@ class AlgorithmStrategy(Strategy):
         score: Any = accuracy,
         bounds: Bounds | None = None,
         sends: Sends = "report",
+        privacy: Privacy | None = None,
         clients_per_round: int | None = None,
         min_nodes: int = 2,
         eval_every: int = 1,
@@ -49,7 +51,7 @@ class AlgorithmStrategy(Strategy):
 
         A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed. With
         `out`, checkpoints, results and the report page go into that directory, and a training that was
-        stopped there goes on. `fairwind.exchange` says what `bounds` and `sends` mean.
+        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean.
         """
         whole(1, eval_every=eval_every)
         self.algorithm = algorithms.build(algorithm) if isinstance(algorithm, str) else algorithm
@@ -58,9 +60,11 @@ class AlgorithmStrategy(Strategy):
         self.module: nn.Module = build(model.model if isinstance(model, Task) else model, seed)
         self.layout, self.seed = Layout.of(self.module), seed
         x = self.layout.flatten(self.module)
-        self.aggregator = Aggregator(self.algorithm, self.layout, x, bounds=bounds, sends=sends)
+        own: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy}
+        self.aggregator = Aggregator(self.algorithm, self.layout, x, **own)
         self.evaluations = Evaluations(as_scores(score), self.algorithm.name or "own", seed)
-        self.nodes, self.eval_every = Nodes(seed, clients_per_round, min_nodes), eval_every
+        self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
+        self.eval_every = eval_every
         self.out = None if out is None else Path(out)
         self.asked: set[int] = set()
         self.last: Round | None = None
@@ -69,7 +73,10 @@ class AlgorithmStrategy(Strategy):
         """Logs what is to be trained."""
         bounds = self.aggregator.bounds
         LOG.info("\t├──> %s, seed %d: clients send %s", self.algorithm.name, self.seed, self.aggregator.sends)
-        LOG.info("\t└──> no client has more than %.0f %% of the weight", 100 * bounds.share)
+        if self.aggregator.privacy:
+            LOG.info("\t└──> %s", self.aggregator.privacy)
+        else:
+            LOG.info("\t└──> no client has more than %.0f %% of the weight", 100 * bounds.share)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -77,7 +84,7 @@ class AlgorithmStrategy(Strategy):
         """A message for each client of a round: model, round, and what it may have forgotten."""
         nodes = self.nodes.sample(grid, server_round)
         self.asked = set(nodes)
-        self.aggregator.begin()
+        self.aggregator.begin((len(nodes), self.nodes.connected))
         shared = self.aggregator.shared()
         records = {ARRAYS: self._outgoing()} | ({} if shared is None else {SHARED: to_record(shared)})
         messages = []
@@ -128,7 +135,8 @@ class AlgorithmStrategy(Strategy):
             "moved": int(done.moved),
         }
         state = self.aggregator.state._asdict()
-        return found | {name: float(value) for name, value in state.items() if value.ndim == 0}
+        scalars = {name: float(value) for name, value in state.items() if value.ndim == 0}
+        return found | scalars | self.aggregator.spent()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -152,7 +160,7 @@ class AlgorithmStrategy(Strategy):
                 LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
         if not judged:
             return None
-        counts = self._counts(self.last) if self.last is not None else {}
+        counts = self._counts(self.last) if self.last is not None else self.aggregator.spent()
         line = self.evaluations.add(server_round, dict(sorted(judged.items())), counts)
         return MetricRecord({k: v for k, v in line.items() if isinstance(v, int | float)})
 
@@ -189,9 +197,10 @@ class AlgorithmStrategy(Strategy):
                 if evaluate_fn is not None and (central := evaluate_fn(number, arrays)) is not None:
                     result.evaluate_metrics_serverapp[number] = central
 
-            if not self.evaluations.rounds:
+            evaluated = self.evaluations.rounds[-1] if self.evaluations.rounds else -1
+            if evaluated < 0 or (self.aggregator.privacy and evaluated < self.aggregator.round):
                 self.nodes.wait(grid)
-                evaluate(0)
+                evaluate(self.aggregator.round)
             for number in range(self.aggregator.round + 1, num_rounds + 1):
                 LOG.info("[ROUND %d/%d]", number, num_rounds)
                 new, metrics = self._train(number, arrays, train_config, grid, timeout)
@@ -199,6 +208,8 @@ class AlgorithmStrategy(Strategy):
                 assert metrics is not None
                 arrays = result.arrays = new
                 result.train_metrics_clientapp[number] = metrics
+                if run is not None and self.aggregator.privacy:  # no release is ever forgotten
+                    run.save(self.aggregator, self.evaluations)
                 evaluate(number)
                 if run is not None:
                     run.save(self.aggregator, self.evaluations)
@@ -241,6 +252,7 @@ class AlgorithmStrategy(Strategy):
             "sends": self.aggregator.sends,
             "bounds": {k: str(v) for k, v in vars(self.aggregator.bounds).items()},
             "clients_per_round": self.nodes.per_round,
+            **({"privacy": self.aggregator.privacy.described()} if self.aggregator.privacy else {}),
         }
 
     def _report(self, run: FederatedRun) -> None:
