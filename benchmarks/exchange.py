@@ -20,6 +20,7 @@ import torch
 from fairwind import algorithms
 from fairwind.engine.layout import Layout
 from fairwind.engine.workers import keep_memory
+from fairwind.environment import environment
 from fairwind.exchange import Aggregator, Reply
 
 AT_ONCE = 20  # replies that Flower's strategy is given
@@ -140,9 +141,9 @@ def main() -> None:
     for line in [*found, *([beside] if beside else [])]:
         print({name: round(v, 3) if isinstance(v, float) else v for name, v in line.items()}, flush=True)
     if given.json:
-        given.json.write_text(
-            json.dumps({"parameters": given.parameters, "runs": [*found, beside]}, indent=2)
-        )
+        about: dict[str, Any] = {"environment": environment("cpu"), "parameters": given.parameters}
+        about["runs"] = [*found, *([beside] if beside else [])]
+        given.json.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flowers
 
+from command import refused, succeeded
 from conftest import make_federation, make_model
 from exchanged import simulated, task_of
 from fairwind import Federation, InputError, Task, algorithms, load
@@ -125,6 +126,25 @@ def test_another_training_is_not_continued(task: Task, tmp_path) -> None:
     strategy_of(task, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
     with pytest.raises(InputError, match="holds another training"):
         strategy_of(task, seed=1, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
+
+
+def test_commands_say_how_to_go_on_with_a_federations_directory(task: Task, tmp_path) -> None:
+    def stop(number: int, arrays: ArrayRecord) -> None:
+        if number == 2:
+            raise RuntimeError("stopped")
+
+    out = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="stopped"):
+        strategy_of(task, out=out).start(grid_of(task), num_rounds=3, timeout=5, evaluate_fn=stop)
+    for command in ("resume", "report"):
+        assert "not finished: give the same 'flwr run' again" in refused(command, out)
+    strategy = strategy_of(task, out=out)
+    strategy.start(grid_of(task), num_rounds=3, timeout=5)
+    assert f"finished: 'fairwind report {out}' shows it" in refused("resume", out)
+    (out / "report.html").unlink()
+    said = succeeded("report", out).stdout
+    assert "AdaFedAdam" in said
+    assert (out / "report.html").exists()
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "ditto", "mime"])
