@@ -1,7 +1,14 @@
 """Fairwind's algorithms on Flower: the simulator's model, whatever some nodes do."""
 
+import io
 import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -360,3 +367,43 @@ def test_own_algorithms_need_a_client_app_that_has_them(task: Task) -> None:
     strategy.start(InProcessGrid(client_app(task, mine), len(SIZES)), num_rounds=1, timeout=5)
     assert strategy.last is not None
     assert strategy.last.used == 5
+
+
+# ---- the example ----
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "flower-app"
+
+
+def test_neither_keys_nor_results_travel_to_the_nodes(tmp_path: Path) -> None:
+    """Flower sends an app's folder to all nodes, JSON too; a checkpoint tells every node's losses."""
+    from flwr.cli.build import build_fab_from_disk
+
+    app = tmp_path / "app"
+    shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("secrets", "runs", "server", "state.db*"))
+    before = set(zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))).namelist())
+    for place in ("secrets", "runs/first/checkpoints", "server/first"):
+        (app / place).mkdir(parents=True)
+        (app / place / "some.json").write_text("{}")
+    assert set(zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))).namelist()) == before
+    assert "fairwind_app/client.py" in before
+
+
+def test_the_compose_file_has_options_that_flower_has_and_files_that_are_made(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    said = yaml.safe_load((EXAMPLE / "compose.yaml").read_text())
+    make = [sys.executable, str(EXAMPLE / "credentials.py"), str(tmp_path / "secrets"), "superlink"]
+    subprocess.run(make, check=True, capture_output=True)
+    for secret in said["secrets"].values():
+        assert (tmp_path / secret["file"]).exists()
+    known = {}
+    for name, service in said["services"].items():
+        program, *options = service["command"]
+        if program not in known:
+            asked = [str(Path(sys.executable).with_name(program)), "--help"]
+            known[program] = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+        for option in options:
+            assert re.search(rf"^  {option.split('=')[0]}\b", known[program], re.M), option
+        given = [each if isinstance(each, str) else each["source"] for each in service["secrets"]]
+        assert set(given) <= set(said["secrets"])
+        if name != "superlink":
+            assert given == ["ca.crt", f"{name}.key"]

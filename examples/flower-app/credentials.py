@@ -2,9 +2,9 @@
 
     python credentials.py FOLDER HOST [HOST …] [--nodes 4]
 
-The server's certificate is for the given names and addresses. Keep FOLDER/ca.key and FOLDER/server.key to
-yourself; every node gets ca.crt and its own node-K.key, and nothing else. Public keys are registered with the
-server by `flwr supernode register`.
+The server's certificate is for the given names and addresses, and for 127.0.0.1, where a SuperLink's own
+processes find it. Keep FOLDER/ca.key and FOLDER/server.key to yourself; every node gets ca.crt and its own
+node-K.key, and nothing else. Public keys are registered with the server by `flwr supernode register`.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAYS = 365
+LOOPBACK = "127.0.0.1"
 
 
 def main() -> None:
@@ -39,7 +40,8 @@ def make(folder: Path, hosts: list[str], nodes: int) -> None:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Federation's authority")])
         own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
         signed = _certificate(name, name, authority, authority, x509.BasicConstraints(True, 0), critical=True)
-        known = x509.SubjectAlternativeName([_named(host) for host in hosts])
+        names = dict.fromkeys([*hosts, LOOPBACK])
+        known = x509.SubjectAlternativeName([_named(host) for host in names])
         certificate = _certificate(own, name, server, authority, known, critical=False)
         (folder / "ca.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
         (folder / "server.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
