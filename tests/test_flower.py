@@ -374,6 +374,7 @@ def test_own_algorithms_need_a_client_app_that_has_them(task: Task) -> None:
 EXAMPLE = Path(__file__).parents[1] / "examples" / "flower-app"
 
 
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's
 def test_neither_keys_nor_results_travel_to_the_nodes(tmp_path: Path) -> None:
     """Flower sends an app's folder to all nodes, JSON too; a checkpoint tells every node's losses."""
     from flwr.cli.build import build_fab_from_disk
