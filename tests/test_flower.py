@@ -380,9 +380,9 @@ def test_neither_keys_nor_results_travel_to_the_nodes(tmp_path: Path) -> None:
     from flwr.cli.build import build_fab_from_disk
 
     app = tmp_path / "app"
-    shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("secrets", "runs", "server", "state.db*"))
+    shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("*secrets", "runs", "server", "state.db*"))
     before = set(zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))).namelist())
-    for place in ("secrets", "runs/first/checkpoints", "server/first"):
+    for place in ("secrets", "compose-secrets", "runs/first/checkpoints", "server/first"):
         (app / place).mkdir(parents=True)
         (app / place / "some.json").write_text("{}")
     assert set(zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))).namelist()) == before
@@ -392,8 +392,10 @@ def test_neither_keys_nor_results_travel_to_the_nodes(tmp_path: Path) -> None:
 def test_the_compose_file_has_options_that_flower_has_and_files_that_are_made(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     said = yaml.safe_load((EXAMPLE / "compose.yaml").read_text())
-    make = [sys.executable, str(EXAMPLE / "credentials.py"), str(tmp_path / "secrets"), "superlink"]
+    make = [sys.executable, str(EXAMPLE / "credentials.py"), str(tmp_path / "compose-secrets"), "superlink"]
     subprocess.run(make, check=True, capture_output=True)
+    other = subprocess.run([*make[:-1], "example.org"], check=False, capture_output=True, text=True)
+    assert "is there, and not for example.org" in other.stderr
     for secret in said["secrets"].values():
         assert (tmp_path / secret["file"]).exists()
     known = {}

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def make(folder: Path, hosts: list[str], nodes: int) -> None:
-    """Writes all files; those that are there already are left as they are."""
+    """Writes all files; those that are there are left as they are, if they are for these hosts."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "ca.crt").exists():
         authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -47,6 +47,8 @@ def make(folder: Path, hosts: list[str], nodes: int) -> None:
         (folder / "server.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         _write_key(folder / "ca.key", authority)
         _write_key(folder / "server.key", server)
+    else:
+        _check(folder / "server.pem", hosts)
     for k in range(nodes):
         if not (folder / f"node-{k}.key").exists():
             key = ec.generate_private_key(ec.SECP384R1())
@@ -55,6 +57,15 @@ def make(folder: Path, hosts: list[str], nodes: int) -> None:
                 serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
             )
             (folder / f"node-{k}.pub").write_bytes(public)
+
+
+def _check(path: Path, hosts: list[str]) -> None:
+    """Stops where a server's certificate is not for all of these hosts."""
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    known = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    missing = [host for host in hosts if _named(host) not in list(known)]
+    if missing:
+        raise SystemExit(f"{path} is there, and not for {', '.join(missing)}: give another folder")
 
 
 def _named(host: str) -> x509.GeneralName:
