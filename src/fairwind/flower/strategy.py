@@ -69,7 +69,8 @@ class AlgorithmStrategy(Strategy):
         """Logs what is to be trained."""
         bounds = self.aggregator.bounds
         LOG.info("\t├──> %s, seed %d: clients send %s", self.algorithm.name, self.seed, self.aggregator.sends)
-        LOG.info("\t└──> no client has more than %.0f %% of the weight", 100 * bounds.share)
+        few = ", or of twice an equal share among few" if bounds.share < 1 else ""
+        LOG.info("\t└──> no client has more than %.0f %% of the weight%s", 100 * bounds.share, few)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
