@@ -113,10 +113,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
-    found = [row for task in o.tasks for row in measured(task, o.seeds, o.rounds)]
-    if o.json:
-        about = {"environment": environment("cpu"), "rounds": o.rounds, "runs": found}
-        o.json.write_text(json.dumps(about, indent=1) + "\n")
+    found: list[dict[str, Any]] = []
+    for task in o.tasks:
+        found += measured(task, o.seeds, o.rounds)
+        if o.json:
+            about = {"environment": environment("cpu"), "rounds": o.rounds, "runs": found}
+            o.json.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":
