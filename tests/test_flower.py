@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from conftest import make_federation, make_model
 from exchanged import simulated, task_of
 from fairwind import Federation, InputError, Task, algorithms, load
 from fairwind.exchange import UNBOUNDED, Bounds
-from fairwind.flower import AlgorithmStrategy, WeightsStrategy, client_app, nodes, server_app
+from fairwind.flower import AlgorithmStrategy, WeightsStrategy, client_app, nodes, server, server_app
 from flower_grid import InProcessGrid
 
 SIZES = [12, 20, 45, 8, 26]
@@ -387,6 +388,14 @@ def test_neither_keys_nor_results_travel_to_the_nodes(tmp_path: Path) -> None:
         (app / place / "some.json").write_text("{}")
     assert set(zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))).namelist()) == before
     assert "fairwind_app/client.py" in before
+
+
+def test_the_example_has_every_setting_of_a_run() -> None:
+    """Flower refuses to override what an app's config does not have."""
+    config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert {*server.STRATEGY, "algorithm", "alpha", "num-server-rounds", "share", "timeout"} == set(config)
+    page = (EXAMPLE.parents[1] / "docs" / "federation.md").read_text()
+    assert all(f"`{name}`" in page for name in config)
 
 
 def test_the_compose_file_has_options_that_flower_has_and_files_that_are_made(tmp_path: Path) -> None:
