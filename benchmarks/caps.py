@@ -79,6 +79,11 @@ class CappedServer:
         return Reply({"length": np.array([float(report.update_norm)])}, numbers)
 
 
+def label(spec: str, capped: bool) -> str:
+    """What a run is called; the simulator knows runs by their names."""
+    return f"{spec}, bounded" if capped else spec
+
+
 def measured(setup: str, seeds: list[int], rounds: int) -> list[dict[str, Any]]:
     """All runs of a setup, which train together."""
     task = setups.task(setup)
@@ -88,14 +93,15 @@ def measured(setup: str, seeds: list[int], rounds: int) -> list[dict[str, Any]]:
         built = algorithms.build(spec)
         assert isinstance(built, Algorithm)
         servers.append(CappedServer(built, Bounds()) if capped else None)
-        runs.append(Run(spec, servers[-1].as_algorithm() if servers[-1] else built, seed))
+        trained = servers[-1].as_algorithm() if servers[-1] else built
+        runs.append(Run(label(spec, capped), trained, seed))
     settings = settings_of(setup, rounds=rounds, eval_every=rounds, device="cpu")
     simulation = Simulation(task.model, task.federation, runs, settings)
     simulation.run()
     rows = []
-    for (spec, seed, _), server, line in zip(cases, servers, simulation.history[-len(runs) :], strict=True):
-        assert line["algorithm"] == spec
-        assert line["seed"] == seed
+    last = {(line["algorithm"], line["seed"]): line for line in simulation.history[-len(runs) :]}
+    for (spec, seed, capped), server in zip(cases, servers, strict=True):
+        line = last[label(spec, capped), seed]
         row = {"setup": setup, "clients": len(task.federation), "algorithm": spec, "seed": seed}
         row |= {"bounds": server is not None, **{name: line[name] for name in SHOWN}}
         if server is not None:
