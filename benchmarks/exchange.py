@@ -3,7 +3,8 @@
     python benchmarks/exchange.py [--replies 1000] [--parameters 10_000_000] [--json FILE]
 
 Replies come one at a time and are forgotten, as from a network. Where flwr is installed, its own FedAvg is
-timed beside, on as many replies as fit: it is given all of them at once.
+timed beside, on as many replies as fit: it is given all of them at once. CPU time is what counts where other
+processes share the machine: everything here is in one thread.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import torch
 from fairwind import algorithms
 from fairwind.engine.layout import Layout
 from fairwind.engine.workers import keep_memory
+from fairwind.environment import environment
 from fairwind.exchange import Aggregator, Reply
 from fairwind.exchange.capping import CappedSum
 
@@ -60,7 +62,8 @@ def ours(spec: str, layout: Layout, count: int) -> dict[str, Any]:
     server = Aggregator(algorithms.build(spec), layout, torch.zeros(layout.parameters))
     asked = set(server.form.numbers) | set(server.form.optional)
     read = reader()
-    before, held, began, after_100 = memory(), 0, time.perf_counter(), 0.0
+    before, held, after_100 = memory(), 0, 0.0
+    began, cpu_began = time.perf_counter(), time.process_time()
     for k, reply in enumerate(replies(layout, count)):
         numbers = {name: value for name, value in reply.numbers.items() if name in asked}
         why = server.accept(str(k), read(reply)._replace(numbers=numbers))
@@ -71,12 +74,13 @@ def ours(spec: str, layout: Layout, count: int) -> dict[str, Any]:
             after_100 = memory()
     after_all = memory()
     server.finish()
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
     return {
         "algorithm": spec,
         "replies": count,
         "seconds": seconds,
         "ms_per_reply": 1e3 * seconds / count,
+        "cpu_ms_per_reply": 1e3 * cpu / count,
         "gib_before": before,
         "gib_after_100": after_100,
         "gib_after_all": after_all,
@@ -116,14 +120,15 @@ def flowers(layout: Layout, count: int) -> dict[str, Any] | None:
         asked = Message(RecordDict(), k + 1, "train")
         messages.append(Message(content, reply_to=asked))
     size = sum(len(array.data) for array in messages[0].content.array_records["arrays"].values())
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     FedAvg().aggregate_train(1, messages)
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
     return {
         "algorithm": "Flower's FedAvg",
         "replies": count,
         "seconds": seconds,
         "ms_per_reply": 1e3 * seconds / count,
+        "cpu_ms_per_reply": 1e3 * cpu / count,
         "bytes_of_a_reply": size,
     }
 
@@ -142,9 +147,9 @@ def main() -> None:
     for line in [*found, *([beside] if beside else [])]:
         print({name: round(v, 3) if isinstance(v, float) else v for name, v in line.items()}, flush=True)
     if given.json:
-        given.json.write_text(
-            json.dumps({"parameters": given.parameters, "runs": [*found, beside]}, indent=2)
-        )
+        about: dict[str, Any] = {"environment": environment("cpu"), "parameters": given.parameters}
+        about["runs"] = [*found, *([beside] if beside else [])]
+        given.json.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

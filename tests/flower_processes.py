@@ -124,10 +124,10 @@ class Deployment:
         )
         return self.nodes[number]
 
-    def run(self, **config: Any) -> str:
-        """Starts a run of the example app; returns its number."""
+    def run(self, app: Path = EXAMPLE, **config: Any) -> str:
+        """Starts a run of the example app, or of another; returns its number."""
         words = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in config.items())
-        said = json.loads(self.flwr("run", EXAMPLE, "here", "--run-config", words, "--format", "json"))
+        said = json.loads(self.flwr("run", app, "here", "--run-config", words, "--format", "json"))
         return str(said["run-id"])
 
     def processes(self, *words: str) -> list[int]:

@@ -1,7 +1,15 @@
 """Fairwind's algorithms on Flower: the simulator's model, whatever some nodes do."""
 
+import io
 import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +22,12 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flowers
 
+from command import refused, succeeded
 from conftest import make_federation, make_model
 from exchanged import simulated, task_of
 from fairwind import Federation, InputError, Task, algorithms, load
 from fairwind.exchange import UNBOUNDED, Bounds
-from fairwind.flower import AlgorithmStrategy, WeightsStrategy, client_app, nodes, server_app
+from fairwind.flower import AlgorithmStrategy, WeightsStrategy, client_app, nodes, server, server_app
 from flower_grid import InProcessGrid
 
 SIZES = [12, 20, 45, 8, 26]
@@ -125,6 +134,25 @@ def test_another_training_is_not_continued(task: Task, tmp_path) -> None:
     strategy_of(task, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
     with pytest.raises(InputError, match="holds another training"):
         strategy_of(task, seed=1, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
+
+
+def test_commands_say_how_to_go_on_with_a_federations_directory(task: Task, tmp_path) -> None:
+    def stop(number: int, arrays: ArrayRecord) -> None:
+        if number == 2:
+            raise RuntimeError("stopped")
+
+    out = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="stopped"):
+        strategy_of(task, out=out).start(grid_of(task), num_rounds=3, timeout=5, evaluate_fn=stop)
+    for command in ("resume", "report"):
+        assert "not finished: give the same 'flwr run' again" in refused(command, out)
+    strategy = strategy_of(task, out=out)
+    strategy.start(grid_of(task), num_rounds=3, timeout=5)
+    assert f"finished: 'fairwind report {out}' shows it" in refused("resume", out)
+    (out / "report.html").unlink()
+    said = succeeded("report", out).stdout
+    assert "AdaFedAdam" in said
+    assert (out / "report.html").exists()
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "ditto", "mime"])
@@ -340,3 +368,54 @@ def test_own_algorithms_need_a_client_app_that_has_them(task: Task) -> None:
     strategy.start(InProcessGrid(client_app(task, mine), len(SIZES)), num_rounds=1, timeout=5)
     assert strategy.last is not None
     assert strategy.last.used == 5
+
+
+# ---- the example ----
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "flower-app"
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's
+def test_neither_keys_nor_results_travel_to_the_nodes(tmp_path: Path) -> None:
+    """Flower sends an app's folder to all nodes, JSON too; a checkpoint tells every node's losses."""
+    from flwr.cli.build import build_fab_from_disk
+
+    app = tmp_path / "app"
+    shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("*secrets", "runs", "server", "state.db*"))
+    before = set(zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))).namelist())
+    for place in ("secrets", "compose-secrets", "runs/first/checkpoints", "server/first"):
+        (app / place).mkdir(parents=True)
+        (app / place / "some.json").write_text("{}")
+    assert set(zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))).namelist()) == before
+    assert "fairwind_app/client.py" in before
+
+
+def test_the_example_has_every_setting_of_a_run() -> None:
+    """Flower refuses to override what an app's config does not have."""
+    config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert {*server.STRATEGY, "algorithm", "alpha", "num-server-rounds", "share", "timeout"} == set(config)
+    page = (EXAMPLE.parents[1] / "docs" / "federation.md").read_text()
+    assert all(f"`{name}`" in page for name in config)
+
+
+def test_the_compose_file_has_options_that_flower_has_and_files_that_are_made(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    said = yaml.safe_load((EXAMPLE / "compose.yaml").read_text())
+    make = [sys.executable, str(EXAMPLE / "credentials.py"), str(tmp_path / "compose-secrets"), "superlink"]
+    subprocess.run(make, check=True, capture_output=True)
+    other = subprocess.run([*make[:-1], "example.org"], check=False, capture_output=True, text=True)
+    assert "is there, and not for example.org" in other.stderr
+    for secret in said["secrets"].values():
+        assert (tmp_path / secret["file"]).exists()
+    known = {}
+    for name, service in said["services"].items():
+        program, *options = service["command"]
+        if program not in known:
+            asked = [str(Path(sys.executable).with_name(program)), "--help"]
+            known[program] = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+        for option in options:
+            assert re.search(rf"^  {option.split('=')[0]}\b", known[program], re.M), option
+        given = [each if isinstance(each, str) else each["source"] for each in service["secrets"]]
+        assert set(given) <= set(said["secrets"])
+        if name != "superlink":
+            assert given == ["ca.crt", f"{name}.key"]

@@ -3,12 +3,14 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,8 @@ from fairwind import Comparison
 
 pytest.importorskip("flwr")
 
-from flower_processes import Deployment, wait_for
+from exchanged import Exchange
+from flower_processes import EXAMPLE, Deployment, wait_for
 
 pytestmark = pytest.mark.flower
 
@@ -50,6 +53,17 @@ def online(deployment: Deployment) -> None:
 def finished(out: Path, seconds: float = SLOW) -> Comparison:
     wait_for((out / "report.html").exists, seconds, f"the end of training in {out}")
     return fairwind.load(out)
+
+
+def there(out: Path) -> int:
+    """The newest round that is saved."""
+    return max([int(path.stem) for path in (out / "checkpoints").glob("[0-9]*.json")], default=0)
+
+
+def history(out: Path) -> dict[int, dict[str, Any]]:
+    """Lines by round."""
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    return {line["round"]: line for line in lines}
 
 
 def assert_simulated(found: Comparison, spec: str, rounds: int) -> None:
@@ -90,20 +104,72 @@ def test_a_server_app_that_is_killed_goes_on_where_it_was(deployment: Deployment
     assert_simulated(finished(out), "adafedadam", 3)
 
 
-def test_a_node_killed_in_a_round_is_named_and_the_others_finish(deployment: Deployment) -> None:
+def test_a_node_killed_in_a_round_is_named_and_takes_part_again_once_it_is_back(
+    deployment: Deployment,
+) -> None:
     out = deployment.folder / "faulty"
     run = deployment.run(
-        algorithm="fedavg", num_server_rounds=3, min_nodes=2, eval_every=3, timeout=60.0, out=str(out)
+        algorithm="fedavg", num_server_rounds=4, min_nodes=2, eval_every=1, timeout=60.0, out=str(out)
     )
-    wait_for(lambda: list((out / "checkpoints").glob("*1.json")), SLOW, "the first round")
+    wait_for(lambda: there(out) >= 1, SLOW, "the first round")
     wait_for(lambda: deployment.processes("flwr-clientapp"), SLOW, "the second round's training")
     deployment.kill_node(2)
+    wait_for(lambda: there(out) >= 2, SLOW, "the second round")
+    deployment.start_node(2)
     found = finished(out)
+    lines = history(out)
+    assert (lines[1]["used"], lines[1]["refused"]) == (NODES, 0)
+    assert (lines[2]["used"], lines[2]["refused"]) == (NODES - 1, 1)
+    assert (lines[4]["used"], lines[4]["refused"]) == (NODES, 0)
     assert found[0].left_out >= 1
     assert all(torch.isfinite(value).all() for value in found[0].state_dict.values())
-    log = deployment.flwr("log", run, "here", "--show")
-    assert f"{deployment.node_ids[2]} is left out" in log
-    deployment.start_node(2)  # and it may come back
+    assert f"{deployment.node_ids[2]} is left out" in deployment.flwr("log", run, "here", "--show")
+
+
+SLEEPER = 2
+SLOW_CLIENT = f"""
+import time
+
+from fairwind.flower import client_app
+from fairwind_app.task import task
+
+
+def sleeps(message, context, call_next):
+    late = message.metadata.message_type == "train" and message.content["config"]["server-round"] == 1
+    if late and context.node_config["partition-id"] == {SLEEPER}:
+        time.sleep(context.run_config["timeout"] + 15)
+    return call_next(message, context)
+
+
+app = client_app(task, mods=[sleeps])
+"""
+
+
+def test_a_node_that_is_too_slow_misses_its_round_and_no_other(deployment: Deployment) -> None:
+    app, out = deployment.folder / "slow-app", deployment.folder / "slow"
+    shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("secrets", "runs", "__pycache__"))
+    (app / "fairwind_app" / "client.py").write_text(SLOW_CLIENT)
+    run = deployment.run(
+        app, algorithm="adafedadam", num_server_rounds=3, share=1.0, timeout=60.0, out=str(out)
+    )
+    found = finished(out)
+    lines = history(out)
+    assert {number: (line["used"], line["refused"]) for number, line in lines.items() if number} == {
+        1: (NODES - 1, 1),
+        2: (NODES, 0),
+        3: (NODES, 0),
+    }
+    assert found[0].left_out == 1
+    named = f"round 1: node {deployment.node_ids[SLEEPER]} is left out: it did not reply in time"
+    assert named in deployment.flwr("log", run, "here", "--show")
+    # Its reply came while the first round was evaluated. The model is that of a round without it, then all.
+    exchange = Exchange(fairwind.setup(f"synthetic:clients={NODES}"), "adafedadam")
+    exchange.reply(SLEEPER)  # it trained, and remembers its first loss
+    exchange.round([k for k in range(NODES) if k != SLEEPER])
+    exchange.round()
+    exchange.round()
+    for name, value in exchange.server.weights().items():
+        torch.testing.assert_close(found[0].state_dict[name], torch.tensor(value), rtol=1e-4, atol=1e-6)
 
 
 def test_a_superlink_that_is_killed_is_started_again_and_training_goes_on(deployment: Deployment) -> None:
@@ -117,11 +183,6 @@ def test_a_superlink_that_is_killed_is_started_again_and_training_goes_on(deploy
     online(deployment)
     deployment.run(**said)
     assert_simulated(finished(out), "adafedadam", 3)
-
-
-def there(out: Path) -> int:
-    """The newest round that is saved."""
-    return max([int(path.stem) for path in (out / "checkpoints").glob("[0-9]*.json")], default=0)
 
 
 def test_a_server_killed_at_ten_random_moments_loses_no_round(tmp_path: Path) -> None:

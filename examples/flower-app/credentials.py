@@ -2,9 +2,9 @@
 
     python credentials.py FOLDER HOST [HOST …] [--nodes 4]
 
-The server's certificate is for the given names and addresses. Keep FOLDER/ca.key and FOLDER/server.key to
-yourself; every node gets ca.crt and its own node-K.key, and nothing else. Public keys are registered with the
-server by `flwr supernode register`.
+The server's certificate is for the given names and addresses, and for 127.0.0.1, where a SuperLink's own
+processes find it. Keep FOLDER/ca.key and FOLDER/server.key to yourself; every node gets ca.crt and its own
+node-K.key, and nothing else. Public keys are registered with the server by `flwr supernode register`.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAYS = 365
+LOOPBACK = "127.0.0.1"
 
 
 def main() -> None:
@@ -32,19 +33,22 @@ def main() -> None:
 
 
 def make(folder: Path, hosts: list[str], nodes: int) -> None:
-    """Writes all files; those that are there already are left as they are."""
+    """Writes all files; those that are there are left as they are, if they are for these hosts."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "ca.crt").exists():
         authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Federation's authority")])
         own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
         signed = _certificate(name, name, authority, authority, x509.BasicConstraints(True, 0), critical=True)
-        known = x509.SubjectAlternativeName([_named(host) for host in hosts])
+        names = dict.fromkeys([*hosts, LOOPBACK])
+        known = x509.SubjectAlternativeName([_named(host) for host in names])
         certificate = _certificate(own, name, server, authority, known, critical=False)
         (folder / "ca.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
         (folder / "server.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         _write_key(folder / "ca.key", authority)
         _write_key(folder / "server.key", server)
+    else:
+        _check(folder / "server.pem", hosts)
     for k in range(nodes):
         if not (folder / f"node-{k}.key").exists():
             key = ec.generate_private_key(ec.SECP384R1())
@@ -53,6 +57,15 @@ def make(folder: Path, hosts: list[str], nodes: int) -> None:
                 serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
             )
             (folder / f"node-{k}.pub").write_bytes(public)
+
+
+def _check(path: Path, hosts: list[str]) -> None:
+    """Stops where a server's certificate is not for all of these hosts."""
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    known = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    missing = [host for host in hosts if _named(host) not in list(known)]
+    if missing:
+        raise SystemExit(f"{path} is there, and not for {', '.join(missing)}: give another folder")
 
 
 def _named(host: str) -> x509.GeneralName:

@@ -36,6 +36,8 @@ from fairwind.run_folder import CHECKPOINTS, identity, moved
 from fairwind.setups import Where
 from fairwind.task import Task
 
+FEDERATED = "federated"  # what the recipe of a real federation's training holds, and a comparison's does not
+
 
 class RunDirectory:
     """A directory that holds a comparison, begun or finished."""
@@ -65,13 +67,16 @@ class RunDirectory:
             content = read_json(path / RECIPE)
             if "sha256" in content and not is_sealed(content):
                 raise ValueError(f"{RECIPE} is damaged (its SHA-256 differs)")
-            return cls(path, content)
+            if FEDERATED not in content:
+                return cls(path, content)
         except (FileNotFoundError, NotADirectoryError):
             lost = f"{path / RECIPE} is missing"
         except OSError as error:
             raise InputError(f"{path / RECIPE} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             lost = f"{path / RECIPE} cannot be read as a recipe: {first_line(error)}"
+        else:
+            raise InputError(_trained_elsewhere(path))
         checkpoint, _ = load_checkpoint(path / CHECKPOINTS)
         if checkpoint is not None and "recipe" in checkpoint.record:
             return cls(path, checkpoint.record["recipe"], lost=lost)
@@ -192,6 +197,17 @@ class RunDirectory:
         """Refuses to write where the directory no longer is: it would be made anew, without its contents."""
         if identity(self.path) != self.identity:
             raise moved(self.path)
+
+
+def _trained_elsewhere(path: Path) -> str:
+    """How to go on with a real federation's training, which no command of ours can."""
+    if (path / RESULTS).exists():
+        show = shlex.join(["fairwind", "report", str(path)])
+        return f"{path} holds a real federation's training, which is finished: '{show}' shows it"
+    return (
+        f"{path} holds a real federation's training, which is not finished: give the same 'flwr run' again, "
+        "and it goes on after the last round"
+    )
 
 
 def finish(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairwind.directory import finish, history_lines
+from fairwind.directory import FEDERATED, finish, history_lines
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.environment import environment
 from fairwind.errors import InputError
@@ -36,10 +36,10 @@ class FederatedRun:
             raise InputError(f"{path} is not empty: give another place, so that nothing is overwritten")
         if recipe.exists():
             content = read_json(recipe)
-            if not is_sealed(content) or content.get("federated") != self.owner:
+            if not is_sealed(content) or content.get(FEDERATED) != self.owner:
                 raise InputError(f"{path} holds another training: give another place")
         else:
-            write_json(recipe, sealed({"federated": self.owner}))
+            write_json(recipe, sealed({FEDERATED: self.owner}))
 
     def close(self) -> None:
         """Lets others train in the directory."""

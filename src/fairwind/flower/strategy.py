@@ -73,10 +73,11 @@ class AlgorithmStrategy(Strategy):
         """Logs what is to be trained."""
         bounds = self.aggregator.bounds
         LOG.info("\t├──> %s, seed %d: clients send %s", self.algorithm.name, self.seed, self.aggregator.sends)
+        few = ", or of twice an equal share among few" if bounds.share < 1 else ""
         if self.aggregator.privacy:
             LOG.info("\t└──> %s", self.aggregator.privacy)
         else:
-            LOG.info("\t└──> no client has more than %.0f %% of the weight", 100 * bounds.share)
+            LOG.info("\t└──> no client has more than %.0f %% of the weight%s", 100 * bounds.share, few)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
