@@ -160,6 +160,7 @@ def test_a_compiled_run_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> Non
     assert numbers(killed) == numbers(whole)
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_train_in_one_directory(tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = SMALL, "--rounds", "100000", "--out", out, "--compile", "off", "--algorithms", "fedavg"

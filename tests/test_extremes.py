@@ -22,6 +22,7 @@ def test_one_line(words: list[str], message: str, tmp_path) -> None:
     assert message in refused("compare", "synthetic", "--out", tmp_path / "run", "--rounds", "1", *words)
 
 
+@pytest.mark.slow
 def test_a_budget_too_small_for_a_row_trains_one_row_after_another(tmp_path) -> None:
     words = ["--clients", "2", "--rounds", "1", "--seeds", "0", "--memory", "1e-9", "--algorithms", "fedavg"]
     words += ["--compile", "off"]

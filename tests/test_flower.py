@@ -9,6 +9,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from command import refused, succeeded
 from conftest import make_federation, make_model
 from exchanged import simulated, task_of
 from fairwind import Federation, InputError, Task, algorithms, load
-from fairwind.exchange import UNBOUNDED, Bounds
+from fairwind.exchange import UNBOUNDED, Bounds, Privacy
 from fairwind.flower import AlgorithmStrategy, WeightsStrategy, client_app, nodes, server, server_app
 from flower_grid import InProcessGrid
 
@@ -136,6 +137,7 @@ def test_another_training_is_not_continued(task: Task, tmp_path) -> None:
         strategy_of(task, seed=1, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
 
 
+@pytest.mark.slow
 def test_commands_say_how_to_go_on_with_a_federations_directory(task: Task, tmp_path) -> None:
     def stop(number: int, arrays: ArrayRecord) -> None:
         if number == 2:
@@ -393,7 +395,9 @@ def test_neither_keys_nor_results_travel_to_the_nodes(tmp_path: Path) -> None:
 def test_the_example_has_every_setting_of_a_run() -> None:
     """Flower refuses to override what an app's config does not have."""
     config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert {*server.STRATEGY, "algorithm", "alpha", "num-server-rounds", "share", "timeout"} == set(config)
+    private = {f"{server.PRIVACY}{field.name}" for field in fields(Privacy) if field.name != "draw"}
+    others = {"algorithm", "alpha", "num-server-rounds", "share", "timeout"}
+    assert {*server.STRATEGY, *private, *others} == set(config)
     page = (EXAMPLE.parents[1] / "docs" / "federation.md").read_text()
     assert all(f"`{name}`" in page for name in config)
 
