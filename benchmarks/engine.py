@@ -241,11 +241,12 @@ def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[
         found.append(result)
         print(
             f"  {title}: {ratio:.2f}× the loop ({1e6 * slow:.0f} → {1e6 * fast:.2f} µs a client-step, "
-            f"without probes {1e6 * alone:.2f}; {result['run_round_ms']:.2f} ms a round and run)\n"
+            + (f"without probes {1e6 * alone:.2f}; " if training else "")
+            + f"{result['run_round_ms']:.2f} ms a round and run)\n"
             f"    {ours.choice}\n"
             f"    evaluation {1e3 * evaluation:.0f} ms; building and first rounds {built:.1f} s\n"
-            f"    floor: arithmetic {1e6 * arithmetic:.2f} µs, memory {1e6 * memory:.2f} µs; "
-            f"training at {max(arithmetic, memory) / alone:.0%} of it",
+            f"    floor: arithmetic {1e6 * arithmetic:.2f} µs, memory {1e6 * memory:.2f} µs"
+            + (f"; training at {max(arithmetic, memory) / alone:.0%} of it" if training else ""),
             flush=True,
         )
         alone_is_enough = ours.choice.stacked is None  # more runs only take longer

@@ -33,8 +33,8 @@ using Run = int32_t (*)(void* container, Handle* inputs, size_t, Handle* outputs
 
 namespace {
 
-// Within, numbers too small for full precision count as zero: processors take a hundred cycles for each, and
-// the probabilities of a model that is sure of itself are such numbers.
+// Within, numbers too small for full precision count as zero: processors are slow with them, and the
+// probabilities of a model that is sure of itself are such numbers.
 struct FlushTiny {
 #if defined(__SSE2__)
   const unsigned before = _mm_getcsr();
