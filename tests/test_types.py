@@ -189,10 +189,10 @@ def test_personal_models_are_evaluated_beside_the_global_one(ragged: Federation)
             continue
         begin = int(ragged.start[k] + ragged.train[k])
         module = make_model()
-        torch.nn.utils.vector_to_parameters(values[k], module.parameters())
+        torch.nn.utils.vector_to_parameters(values[k].cpu(), module.parameters())
         samples = slice(begin, begin + int(sizes[k]))
         loss = nn.functional.cross_entropy(module(ragged.inputs[samples]), ragged.targets[samples])
-        torch.testing.assert_close(one.loss[3, k], loss.detach().double())
+        torch.testing.assert_close(one.loss[3, k].cpu(), loss.detach().double())
     kept = one.state_dict(3)
     assert {name: tuple(value.shape[1:]) for name, value in kept.items()} == {
         name: tuple(value.shape) for name, value in make_model().state_dict().items()

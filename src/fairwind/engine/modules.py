@@ -88,9 +88,11 @@ def changes_buffers(module: nn.Module, inputs: Any) -> str:
 def forward_operations(module: nn.Module, inputs: Any) -> int:
     """Floating-point operations of a forward pass, in products and convolutions."""
     counter, devices = FlopCounterMode(display=False), range(torch.cuda.device_count())
-    frozen = copy.deepcopy(module).requires_grad_(
-        False
-    )  # else it looks for gradients that a module may not have
+    # Frozen, else the counter looks for gradients that a module may not have.
+    frozen = copy.deepcopy(module).requires_grad_(False)
+    for layer in frozen.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters()  # else cuDNN warns of a copy's weights
     with torch.random.fork_rng(devices), torch.no_grad(), counter:
         call(frozen, inputs)
     return int(counter.get_total_flops())

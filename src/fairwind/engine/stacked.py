@@ -180,9 +180,9 @@ class Stacked:
             delta = layout.as_matrices(rows.weights)
             if local.way == "personal":
                 return self.further.keep_models(chunk, delta)
-            alone = len(chunk.runs) == 1
+            start = chunk.runs_there if len(chunk.runs) == 1 else chunk.row_run
             for trained, model in zip(delta, models, strict=True):
-                torch.sub(model[chunk.runs[0]] if alone else model[chunk.row_run], trained, out=trained)
+                torch.sub(model.index_select(0, start), trained, out=trained)
             report = self._report(chunk, loss0)
             report = report._replace(
                 update_norm=norms(delta), loss=loss[chunk.rows], grad_norm=grad_norm[chunk.rows]

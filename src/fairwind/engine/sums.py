@@ -60,11 +60,14 @@ def contributions(
     weights = member * coef
     scale = weights.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     scaled = (weights / scale).to(delta[0].dtype)
+    # Never 0·NaN. Asking whether all are usable costs nothing on a CPU, and saves a pass over the updates.
+    if sums and not (coef.device.type == "cpu" and usable.all()):
+        for update in delta:
+            update.masked_fill_(~usable[:, None], 0)
     with products("float32", coef.device):
         updates = [
-            # Servers that see all updates weigh them later. Else never 0·NaN.
-            scale * (scaled @ update.masked_fill_(~usable[:, None], 0)).double()
-            if sums
+            scale * (scaled @ update).double()
+            if sums  # servers that see all updates weigh them later
             else torch.zeros(len(chunk.runs), update.shape[1], dtype=torch.float64, device=coef.device)
             for update in delta
         ]
