@@ -96,8 +96,8 @@ def test_a_node_that_joins_late_gets_the_mean_first_loss(task: Task) -> None:
     strategy.start(grid, num_rounds=2, timeout=5)
     assert len(known) == 4
     assert late.state["fairwind"]["first-loss"] == pytest.approx(sum(known) / 4)
-    assert strategy.last is not None
-    assert strategy.last.used == 5
+    assert strategy.aggregator.last is not None
+    assert strategy.aggregator.last.used == 5
 
 
 def test_stopped_after_any_round_it_ends_as_if_it_had_not_been(task: Task, tmp_path) -> None:
@@ -249,8 +249,8 @@ def test_a_node_cannot_reply_for_another(task: Task) -> None:
 
     strategy = strategy_of(task)
     strategy.start(grid_of(task, meddle={102: forged}), num_rounds=1, timeout=0.2)
-    assert strategy.last is not None
-    assert set(strategy.last.refused) == {"102"}
+    assert strategy.aggregator.last is not None
+    assert set(strategy.aggregator.last.refused) == {"102"}
 
 
 def test_lies_are_capped_by_default(task: Task) -> None:
@@ -321,8 +321,8 @@ def test_replies_of_flowers_quickstart_are_enough_for_algorithms_that_ask_for_no
         strategy = WeightsStrategy(spec, task, **options)
         grid = InProcessGrid(ordinary_app(task), len(SIZES), dict.fromkeys(range(100, 105), plain))
         strategy.start(grid, num_rounds=1, timeout=5)
-        assert strategy.last is not None
-        return strategy.last.used
+        assert strategy.aggregator.last is not None
+        return strategy.aggregator.last.used
 
     assert used("fedavg") == used("fedadam") == 5
     assert used("qfedavg") == used("fednova") == 0
@@ -368,8 +368,8 @@ def test_own_algorithms_need_a_client_app_that_has_them(task: Task) -> None:
     mine = algorithms.fedavg()._replace(name="mine")
     strategy = AlgorithmStrategy(mine, task)
     strategy.start(InProcessGrid(client_app(task, mine), len(SIZES)), num_rounds=1, timeout=5)
-    assert strategy.last is not None
-    assert strategy.last.used == 5
+    assert strategy.aggregator.last is not None
+    assert strategy.aggregator.last.used == 5
 
 
 # ---- the example ----

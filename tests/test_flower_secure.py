@@ -52,8 +52,8 @@ def test_secure_sums_train_the_model_of_plain_sums(task: Task, spec: str, capsys
     error = float((secure.aggregator.x - plain.aggregator.x).abs().max() / moved)
     with capsys.disabled():
         print(f"{spec}: 10 nodes, 3 rounds: off by {error:.2e} of the largest change")
-    assert secure.last is not None
-    assert secure.last.used == 10
+    assert secure.aggregator.last is not None
+    assert secure.aggregator.last.used == 10
     assert error < 5e-3
     assert float((plain.aggregator.x - simulation.x[0]).abs().max()) < 1e-5
 
@@ -98,8 +98,8 @@ def test_a_node_that_drops_out_is_not_in_the_sum(task: Task) -> None:
     fewer = InProcessGrid(client_app(task), 10)
     del fewer.contexts[103]
     plain.start(fewer, num_rounds=2, timeout=5)
-    assert secure.last is not None
-    assert secure.last.used == 9
+    assert secure.aggregator.last is not None
+    assert secure.aggregator.last.used == 9
     torch.testing.assert_close(secure.aggregator.x, plain.aggregator.x, rtol=1e-3, atol=1e-5)
 
 

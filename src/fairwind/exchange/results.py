@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairwind.directory import FEDERATED, finish, history_lines
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
@@ -24,8 +24,28 @@ from fairwind.run_folder import CHECKPOINTS, held
 class FederatedRun:
     """A directory that holds one federation's training, begun or finished."""
 
-    def __init__(self, path: Path, owner: dict[str, Any]):
-        """`owner` is what decides the training's numbers: a directory of another is refused."""
+    def __init__(
+        self,
+        path: Path,
+        aggregator: Aggregator,
+        evaluations: Evaluations,
+        *,
+        task: str,
+        clients_per_round: int | None,
+    ):
+        """A directory that holds another training is refused."""
+        layout, privacy = aggregator.layout, aggregator.privacy
+        owner = {  # what decides the training's numbers
+            "algorithm": evaluations.label,
+            "seed": evaluations.seed,
+            "task": task,
+            "parameters": dict(zip(layout.names, map(list, layout.shapes), strict=True)),
+            "sends": aggregator.sends,
+            "bounds": {name: str(value) for name, value in vars(aggregator.bounds).items()},
+            "clients_per_round": clients_per_round,
+            **({"privacy": privacy.described()} if privacy else {}),
+        }
+        self.aggregator, self.evaluations = aggregator, evaluations
         self.path, self.owner = path, json.loads(json.dumps(owner))
         self.began = time.monotonic()
         self.before = 0.0  # seconds until a resumption
@@ -49,37 +69,31 @@ class FederatedRun:
     def seconds(self) -> float:
         return self.before + time.monotonic() - self.began
 
-    def restore(self, aggregator: Aggregator, evaluations: Evaluations) -> list[str]:
-        """Brings both to the newest good checkpoint; returns what there is to say."""
+    def restore(self) -> list[str]:
+        """Goes back to the newest good checkpoint; returns what there is to say."""
         found, refused = load_checkpoint(self.path / CHECKPOINTS, self._name)
         if found is None:
             return refused
-        aggregator.restore(found)
-        evaluations.restore(found.record["evaluations"])
+        self.aggregator.restore(found)
+        self.evaluations.restore(found.record["evaluations"])
         self.before = found.record["seconds"]
         return [*refused, f"goes on after round {found.round}, from {self.path}"]
 
-    def save(self, aggregator: Aggregator, evaluations: Evaluations) -> None:
+    def save(self) -> None:
         """A checkpoint of the rounds that are over."""
-        made = aggregator.checkpoint()
-        record = {**made.record, "evaluations": evaluations.record(), "seconds": self.seconds}
+        made = self.aggregator.checkpoint()
+        record = {**made.record, "evaluations": self.evaluations.record(), "seconds": self.seconds}
         save_checkpoint(self.path / CHECKPOINTS, made._replace(record=record), self._name)
-        write_atomic(self.path / HISTORY, history_lines(evaluations.history).encode())
+        write_atomic(self.path / HISTORY, history_lines(self.evaluations.history).encode())
 
     @property
     def _name(self) -> str:
         return json.dumps(self.owner, sort_keys=True)
 
-    def finish(
-        self,
-        aggregator: Aggregator,
-        evaluations: Evaluations,
-        *,
-        task: str,
-        engine: str,
-        model: dict[str, Tensor],
-    ) -> dict[str, Any]:
-        """Results, scores of clients and the model, in the form of a comparison's."""
+    def finish(self, module: nn.Module, *, engine: str) -> dict[str, Any]:
+        """Results, scores of clients and the trained module, in the form of a comparison's."""
+        aggregator, evaluations, task = self.aggregator, self.evaluations, str(self.owner["task"])
+        aggregator.layout.load(aggregator.x, module)
         write_atomic(self.path / HISTORY, history_lines(evaluations.history).encode())
         clients = evaluations.of_clients()
         metadata = {"names": json.dumps(evaluations.clients), "rounds": json.dumps(evaluations.rounds)}
@@ -114,7 +128,9 @@ class FederatedRun:
             },
         }
         prefix = f"{evaluations.label}/{evaluations.seed}/"
-        trained = {prefix + name: value.detach().cpu().contiguous() for name, value in model.items()}
+        trained = {
+            prefix + name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()
+        }
         numbers = {name: t.float() if t.is_floating_point() else t for name, t in clients.items()}
         return finish(self.path, results, numbers, metadata, trained)
 

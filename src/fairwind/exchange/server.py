@@ -89,6 +89,7 @@ class Aggregator:
         self.first_losses: dict[str, float] = {}  # by client
         self.first_sum = 0.0, 0.0  # their sum and number in the last round, where only sums are sent
         self.left_out, self.stalled = 0, 0
+        self.last: Round | None = None  # the round that ended last
         self.begin()
 
     def begin(self, drawn: tuple[int, int] | None = None) -> None:
@@ -213,6 +214,7 @@ class Aggregator:
         self.left_out += len(done.refused)
         self.stalled += not done.moved
         self.round += 1
+        self.last = done
         self.begin()
         return done
 
@@ -224,8 +226,24 @@ class Aggregator:
         self.x, self.state, moved = found
         return bool(moved)
 
+    def counts(self) -> dict[str, float]:
+        """The last round in numbers: clients, what the server adapts by, and the privacy spent so far."""
+        done = self.last
+        if done is None:
+            return self.spent()
+        capped = {client for each in done.capped.values() for client in each}
+        clients = {
+            "used": done.used,
+            "refused": len(done.refused),
+            "bounded": len(done.bounded),
+            "capped": len(capped),
+            "moved": int(done.moved),
+        }
+        state = {name: float(value) for name, value in self.state._asdict().items() if value.ndim == 0}
+        return clients | state | self.spent()
+
     def spent(self) -> dict[str, float]:
-        """What privacy was spent so far, and its settings, as numbers of a round; nothing without privacy."""
+        """What privacy was spent so far, and its settings; nothing without privacy."""
         if self.accountant is None:
             return {}
         privacy = self.accountant.privacy

@@ -107,10 +107,10 @@ class SecureStrategy(AlgorithmStrategy):
                 self.aggregator.take_sum(found.total, found.numbers, clients)
                 break
             LOG.info("round %d: scales did not fit (%d clipped); again", number, sum(found.clipped))
-        done = self.last = self.aggregator.finish()
+        done = self.aggregator.finish()
         for line in done.lines():
             LOG.warning("round %d: %s", number, line)
-        return to_record(self.aggregator.weights()), MetricRecord(self._counts(done))
+        return to_record(self.aggregator.weights()), MetricRecord({**self.aggregator.counts()})
 
     def _secret_mean(
         self, nodes: list[int], number: int, config: ConfigRecord, grid: Grid, timeout: float

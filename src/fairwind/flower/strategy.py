@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -22,7 +21,7 @@ from fairwind.exchange.evaluation import Evaluations, Judged, check_judged
 from fairwind.exchange.message import RefusedError, Reply, Sends
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun
-from fairwind.exchange.server import Aggregator, Round
+from fairwind.exchange.server import Aggregator
 from fairwind.flower.nodes import LOG, Nodes
 from fairwind.flower.records import ARRAYS, CONFIG, SHARED, from_content, judged_of, to_arrays, to_record
 from fairwind.scores import accuracy, as_scores
@@ -67,7 +66,6 @@ class AlgorithmStrategy(Strategy):
         self.eval_every = eval_every
         self.out = None if out is None else Path(out)
         self.asked: set[int] = set()
-        self.last: Round | None = None
 
     def summary(self) -> None:
         """Logs what is to be trained."""
@@ -120,24 +118,10 @@ class AlgorithmStrategy(Strategy):
             self.aggregator.accept(str(node), reply)
         for node in sorted(waiting):
             self.aggregator.refuse(str(node), "it did not reply in time")
-        done = self.last = self.aggregator.finish()
+        done = self.aggregator.finish()
         for line in done.lines():
             LOG.warning("round %d: node %s", server_round, line)
-        return to_record(self.aggregator.weights()), MetricRecord(self._counts(done))
-
-    def _counts(self, done: Round) -> dict[str, Any]:
-        """A round in numbers: clients, and what the server adapts by."""
-        capped = {client for each in done.capped.values() for client in each}
-        found = {
-            "used": done.used,
-            "refused": len(done.refused),
-            "bounded": len(done.bounded),
-            "capped": len(capped),
-            "moved": int(done.moved),
-        }
-        state = self.aggregator.state._asdict()
-        scalars = {name: float(value) for name, value in state.items() if value.ndim == 0}
-        return found | scalars | self.aggregator.spent()
+        return to_record(self.aggregator.weights()), MetricRecord({**self.aggregator.counts()})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -161,8 +145,7 @@ class AlgorithmStrategy(Strategy):
                 LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
         if not judged:
             return None
-        counts = self._counts(self.last) if self.last is not None else self.aggregator.spent()
-        line = self.evaluations.add(server_round, dict(sorted(judged.items())), counts)
+        line = self.evaluations.add(server_round, dict(sorted(judged.items())), self.aggregator.counts())
         return MetricRecord({k: v for k, v in line.items() if isinstance(v, int | float)})
 
     def start(
@@ -181,12 +164,12 @@ class AlgorithmStrategy(Strategy):
             trained = {name: given[name] for name in self.layout.names if name in given}
             self.aggregator.x = self.aggregator.form.vector(trained)[0]
         keep_memory()
-        run = None if self.out is None else FederatedRun(self.out, self._owner())
+        run = None if self.out is None else self._directory(self.out)
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result = Result()
         self.summary()
         try:
-            for line in run.restore(self.aggregator, self.evaluations) if run else ():
+            for line in run.restore() if run else ():
                 LOG.info(line)
             arrays = result.arrays = to_record(self.aggregator.weights())
 
@@ -210,10 +193,10 @@ class AlgorithmStrategy(Strategy):
                 arrays = result.arrays = new
                 result.train_metrics_clientapp[number] = metrics
                 if run is not None and self.aggregator.privacy:  # no release is ever forgotten
-                    run.save(self.aggregator, self.evaluations)
+                    run.save()
                 evaluate(number)
                 if run is not None:
-                    run.save(self.aggregator, self.evaluations)
+                    run.save()
             if run is not None:
                 self._report(run)
         finally:
@@ -244,17 +227,9 @@ class AlgorithmStrategy(Strategy):
     def _read(self, node: int, content: RecordDict) -> Reply:
         return from_content(content)
 
-    def _owner(self) -> dict[str, Any]:
-        return {
-            "algorithm": self.evaluations.label,
-            "seed": self.seed,
-            "task": self.task,
-            "parameters": dict(zip(self.layout.names, map(list, self.layout.shapes), strict=True)),
-            "sends": self.aggregator.sends,
-            "bounds": {k: str(v) for k, v in vars(self.aggregator.bounds).items()},
-            "clients_per_round": self.nodes.per_round,
-            **({"privacy": self.aggregator.privacy.described()} if self.aggregator.privacy else {}),
-        }
+    def _directory(self, path: Path) -> FederatedRun:
+        trained = self.aggregator, self.evaluations
+        return FederatedRun(path, *trained, task=self.task, clients_per_round=self.nodes.per_round)
 
     def _report(self, run: FederatedRun) -> None:
         """Results and page, where clients were evaluated."""
@@ -262,8 +237,5 @@ class AlgorithmStrategy(Strategy):
             return
         from fairwind.report import write_report  # what draws takes time to load
 
-        self.layout.load(self.aggregator.x, self.module)
-        with torch.no_grad():
-            state = {name: value.clone() for name, value in self.module.state_dict().items()}
-        run.finish(self.aggregator, self.evaluations, task=self.task, engine="Flower", model=state)
+        run.finish(self.module, engine="Flower")
         LOG.info("results and page: %s", write_report(run.path)[0])

@@ -10,7 +10,7 @@ from fairwind.engine.checks import build
 from fairwind.engine.layout import Layout
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.message import RefusedError, Sends
-from fairwind.exchange.server import Aggregator, Round
+from fairwind.exchange.server import Aggregator
 from fairwind.nvflare.models import CLIENT, SAID, reply_of
 from fairwind.recipe import build_algorithm
 from fairwind.task import Task
@@ -37,7 +37,6 @@ class AlgorithmAggregator(ModelAggregator):
         x = self.layout.flatten(self.module)
         self.server = Aggregator(self.algorithm, self.layout, x, bounds=bounds, sends=sends)
         self.asked: set[str] = set()  # clients of the round; who sends nothing is named
-        self.last: Round | None = None
 
     def model(self) -> FLModel:
         """What clients are sent: the weights, the round, and what they may have forgotten."""
@@ -67,17 +66,7 @@ class AlgorithmAggregator(ModelAggregator):
         """The algorithm's step with the replies that can be used; whose cannot is logged, and counted."""
         for client in sorted(self.asked - self.server.counted):
             self.server.refuse(client, "it sent no update in time")
-        done = self.last = self.server.finish()
+        done = self.server.finish()
         for line in done.lines():
             self.warning(f"round {done.number + 1}: client {line}")
         return self.model()
-
-    def counts(self) -> dict[str, float]:
-        """The last round in numbers: clients, and what the server adapts by."""
-        if self.last is None:
-            return {}
-        capped = {client for each in self.last.capped.values() for client in each}
-        numbers = len(self.last.refused), len(self.last.bounded), len(capped), int(self.last.moved)
-        found = dict(zip(("refused", "bounded", "capped", "moved"), numbers, strict=True))
-        state = {n: float(v) for n, v in self.server.state._asdict().items() if v.ndim == 0}
-        return {"used": self.last.used} | found | state

@@ -4,7 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
@@ -19,7 +18,6 @@ from fairwind.nvflare.aggregator import AlgorithmAggregator
 from fairwind.nvflare.client import find_task
 from fairwind.nvflare.models import CLIENT, judged_of
 from fairwind.scores import as_scores
-from fairwind.task import Task
 
 
 class AlgorithmController(FedAvg):
@@ -62,11 +60,13 @@ class AlgorithmController(FedAvg):
         given: dict[str, Any] = {"seed": self.seed, "bounds": bounds, "sends": self.sends}
         self.aggregator = AlgorithmAggregator(task, self.algorithm, **given)
         self.evaluations = Evaluations(as_scores(task.score), self.aggregator.label or "own", self.seed)
-        self.kept = None if self.out is None else FederatedRun(Path(self.out), self._owner(task))
+        trained = self.aggregator.server, self.evaluations
+        named: dict[str, Any] = {"task": task.name, "clients_per_round": self.clients_per_round}
+        self.kept = None if self.out is None else FederatedRun(Path(self.out), *trained, **named)
         try:
             super().run()
             if self.kept is not None and not self.abort_signal.triggered:
-                self._report(self.kept, task)
+                self._report(self.kept)
         finally:
             if self.kept is not None:
                 self.kept.close()
@@ -74,7 +74,7 @@ class AlgorithmController(FedAvg):
     def load_model(self) -> FLModel:
         """The model that training begins with, or goes on from."""
         server = self.aggregator.server
-        for line in self.kept.restore(server, self.evaluations) if self.kept else ():
+        for line in self.kept.restore() if self.kept else ():
             self.info(line)
         self.start_round, self.num_rounds = server.round, max(0, self.num_rounds - server.round)
         if not self.evaluations.rounds:
@@ -86,7 +86,7 @@ class AlgorithmController(FedAvg):
         if self.aggregator.server.round % self.eval_every == 0:
             self._evaluate()
         if self.kept is not None:
-            self.kept.save(self.aggregator.server, self.evaluations)
+            self.kept.save()
 
     def sample_clients(self, num_clients: int | None = None) -> list[str]:
         """Those that train in a round."""
@@ -112,28 +112,12 @@ class AlgorithmController(FedAvg):
                 self.warning(f"client {client} is not evaluated: {error}")
         if judged:
             rounds, ordered = self.aggregator.server.round, dict(sorted(judged.items()))
-            self.evaluations.add(rounds, ordered, self.aggregator.counts())
+            self.evaluations.add(rounds, ordered, self.aggregator.server.counts())
 
-    def _owner(self, task: Task) -> dict[str, Any]:
-        layout, server = self.aggregator.layout, self.aggregator.server
-        return {
-            "algorithm": self.evaluations.label,
-            "seed": self.seed,
-            "task": task.name,
-            "parameters": dict(zip(layout.names, map(list, layout.shapes), strict=True)),
-            "sends": server.sends,
-            "bounds": {k: str(v) for k, v in vars(server.bounds).items()},
-            "clients_per_round": self.clients_per_round,
-        }
-
-    def _report(self, kept: FederatedRun, task: Task) -> None:
+    def _report(self, kept: FederatedRun) -> None:
+        """Results and page, where clients were evaluated."""
         from fairwind.report import write_report  # what draws takes time to load
 
-        if not self.evaluations.last:
-            return
-        ours = self.aggregator
-        ours.layout.load(ours.server.x, ours.module)
-        with torch.no_grad():
-            state = {name: value.clone() for name, value in ours.module.state_dict().items()}
-        kept.finish(ours.server, self.evaluations, task=task.name, engine="NVFLARE", model=state)
-        self.info(f"results and page: {write_report(kept.path)[0]}")
+        if self.evaluations.last:
+            kept.finish(self.aggregator.module, engine="NVFLARE")
+            self.info(f"results and page: {write_report(kept.path)[0]}")
