@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from statistics import mean, pstdev
 
 from fairwind.paper.studies import STUDIES, THEORY
 from fairwind.report import charts, pareto, theory
@@ -103,6 +104,32 @@ def late(study: str, *numbers: str) -> str:
                 name = name.removesuffix(default)
             rows.setdefault(name, [name, " / ".join(f"{m:.1f}" for m in means), str(seeds)])
     return table(["algorithm", "average / STD / worst 30 %", "seeds"], list(rows.values()))
+
+
+def moved(study: str, first: str, *others: str) -> str:
+    """How far other panels' runs end from the first's under the same seed, and how far seeds lie apart."""
+    kept = {number: panel(study, number) for number in (first, *others)}
+    names = [str(kept[number].panel.changes["precision"]) for number in others]
+    head = ["algorithm"]
+    for name in ("average", "worst 30 %"):
+        head += [f"{name}, float32", *(f"{other} moved it" for other in names), "seeds"]
+    finals: dict[str, dict[str, dict[int, dict[str, float]]]] = {}
+    for number, shown in kept.items():
+        assert shown.record is not None
+        for run in shown.record.results["runs"]:
+            finals.setdefault(run["algorithm"], {}).setdefault(number, {})[run["seed"]] = run["final"]
+    rows = []
+    for label, by_panel in finals.items():
+        cells = []
+        for key in ("avg", "worst30"):
+            start = {seed: final[key] for seed, final in by_panel[first].items()}
+            cells.append(f"{mean(start.values()):.1f}")
+            for number in others:
+                apart = [abs(final[key] - start[seed]) for seed, final in by_panel[number].items()]
+                cells.append(f"{mean(apart):.1f}")
+            cells.append(f"± {pstdev(start.values()):.1f}")
+        rows.append([display_name(label), *cells])
+    return table(head, rows)
 
 
 def paired(study: str, number: str, *others: str) -> str:
@@ -222,7 +249,21 @@ def remaining() -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     f.__name__: f
-    for f in (summary, beside, late, paired, targets, readings, tuned, lag, speed, verdicts, made, remaining)
+    for f in (
+        summary,
+        beside,
+        late,
+        moved,
+        paired,
+        targets,
+        readings,
+        tuned,
+        lag,
+        speed,
+        verdicts,
+        made,
+        remaining,
+    )
 }
 
 
