@@ -39,12 +39,16 @@ def main() -> None:
     o = parser.parse_args()
     end = time.monotonic() + o.seconds
 
+    def save(directory: RunDirectory, simulation: Simulation) -> None:
+        directory.save(simulation)
+        directory.write_history(simulation)
+
     def train(directory: RunDirectory, simulation: Simulation) -> None:
         saved = time.monotonic()
         while not simulation.done:
             simulation.step()
             if time.monotonic() - saved > o.checkpoint_every and not simulation.done:
-                directory.save(simulation)
+                save(directory, simulation)
                 saved = time.monotonic()
             if simulation.round % 10 == 0 or simulation.done:
                 newest = simulation.history[-len(simulation.views) :]
@@ -53,7 +57,7 @@ def main() -> None:
                     f"round {simulation.round}, {simulation.seconds:.1f} s: {' '.join(averages)}", flush=True
                 )
             if time.monotonic() > end and not simulation.done:
-                directory.save(simulation)
+                save(directory, simulation)
                 raise OutOfTimeError
         directory.write_history(simulation)
 
