@@ -149,10 +149,19 @@ def test_every_metric_and_algorithm_is_documented() -> None:
     assert all(f"`{name}`" in algorithm_page.read_text() for name in algorithms.REGISTRY)
 
 
+def slug(heading: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", page.read_text()):
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name} links to {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+                assert anchor in map(slug, headings), f"{page.name} links to {target}#{anchor}"
 
 
 def numbers(text: str) -> list[float]:
@@ -226,7 +235,7 @@ def test_a_commit_in_running_text_is_found(tmp_path: Path) -> None:
 def test_the_glossary_has_every_word_that_a_page_links() -> None:
     glossary = (ROOT / "docs" / "glossary.md").read_text()
     entries = re.findall(r"^### (.*)\n\n((?:.+\n)+)", glossary, re.M)
-    anchors = {re.sub(r"[^\w -]", "", word).lower().replace(" ", "-") for word, _ in entries}
+    anchors = {slug(word) for word, _ in entries}
     assert len(entries) == len(re.findall("^### ", glossary, re.M)) == len(anchors) >= 12
     assert all("*Example:*" in " ".join(text.split()) for _, text in entries)
     linked = {page: re.findall(r"glossary\.md#([\w-]+)", page.read_text()) for page in PROSE}
