@@ -370,7 +370,7 @@ def test_a_comparison_goes_on_with_its_groups_and_with_no_others(
             task(SIX), ALGORITHMS, out=out, checkpoint_every=0, after_evaluation=stop, **OPTIONS
         )  # fmt: skip
     for groups in (None, [*SIX[:5], "urban"]):
-        with pytest.raises(InputError, match="holds a run with another data"):
+        with pytest.raises(InputError, match="holds a run whose data differs"):
             fw.compare(task(groups), ALGORITHMS, out=out, **OPTIONS)
     again = fw.compare(task(SIX), ALGORITHMS, out=out, **OPTIONS)
     for key in ("runs", "summary", "federation"):
