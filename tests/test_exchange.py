@@ -146,7 +146,7 @@ def test_a_loop_of_ones_own_reports_what_the_engine_would(ragged: Federation) ->
 @pytest.mark.parametrize(
     ("spec", "needs"),
     [
-        ("scaffold", "keeps from round to round"),
+        ("scaffold", "keeps between rounds"),
         ("mime", "mean full gradient"),
         ("ditto", "personal model"),
     ],
