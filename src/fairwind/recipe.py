@@ -106,7 +106,7 @@ class Recipe:
 
     def differs(self, other: "Recipe") -> str:
         """The first field that differs in another recipe; empty if they are the same."""
-        words = {"setup": "task", "judged_by": "loss or score", "own": "algorithm of one's own"}
+        words = {"setup": "task", "judged_by": "loss or score", "own": "own algorithm"}
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name == "settings":
