@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/reproduction.md, and their figures, from the files under results/.
+"""Writes the tables of PAGES, and their figures, from the files under results/.
 
     python docs/tables.py            # after new results
     python docs/tables.py --check    # exit code 1 where a page does not show what results/ holds
@@ -31,7 +31,7 @@ from fairwind.report.theme import theme
 from fairwind.study import Finished, missing, read_runs
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "reproduction.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "reproduction.md", ROOT / "docs" / "data.md")
 FIGURES = ROOT / "docs" / "figures"
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.S)
 
@@ -201,6 +201,25 @@ def speed() -> str:
     return "".join(texts)
 
 
+def throughput() -> str:
+    """Client steps per second of recorded comparisons, evaluation included."""
+    recorded = (
+        "runs/readings-synthetic/results",
+        "femnist/cpu-100",
+        "runs/femnist-h200/results",
+        "runs/cifar10-h200-seeds-0-1/results",
+        "sent140/h200-group-100",
+    )
+    rows = []
+    for name in recorded:
+        results = json.loads((ROOT / "results" / f"{name}.json").read_text())
+        e, steps = results["environment"], results["timing"]["client_steps_per_second"]
+        device = e["processor"] if e["device"] == "cpu" else e["device"]
+        setup = f"[`{results['setup']}`](../results/{name}.json)"
+        rows.append([setup, str(len(results["runs"])), device, f"{steps:,.0f}"])
+    return table(["setup", "runs", "device", "client steps per second"], rows)
+
+
 def verdicts() -> str:
     """The theory's claims, and what was found."""
     content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
@@ -251,6 +270,7 @@ TABLES: dict[str, Callable[..., str]] = {
         tuned,
         lag,
         speed,
+        throughput,
         verdicts,
         made,
         remaining,
