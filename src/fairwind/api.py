@@ -172,7 +172,7 @@ def compare(
             directory.write_history(simulation)
         elif directory is not None:
             if differs := directory.recipe.differs(recipe):
-                raise InputError(f"{path} holds a run whose {differs} differs; give another out")
+                raise InputError(f"{path} holds a run that differs in its {differs}; give another out")
             if directory.finished and not damaged(directory.path):
                 for line in directory.mend_recipe() if first else ():
                     warnings.warn(line, stacklevel=2)
