@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/reproduction.md, and their figures, from the files under results/.
+"""Writes the tables of PAGES, and their figures, from the files under results/.
 
     python docs/tables.py            # after new results
     python docs/tables.py --check    # exit code 1 where a page does not show what results/ holds
@@ -32,7 +32,7 @@ from fairwind.report.theme import theme
 from fairwind.study import Finished, missing, read_runs
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "reproduction.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "reproduction.md", ROOT / "docs" / "data.md")
 FIGURES = ROOT / "docs" / "figures"
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.S)
 
@@ -70,6 +70,25 @@ def summary(study: str, number: str, *keys: str) -> str:
             cells.append(f"**{text}**" if row["algorithm"] in best[m.key] else text)
         rows.append([display_name(row["algorithm"]), *cells])
     return table(["algorithm", *(m.name for m in shown)], rows)
+
+
+def overview() -> str:
+    """The README's table: average and worst 30 % of three setups, the best in bold."""
+    setups = {"Synthetic": "3", "FEMNIST": "0", "CIFAR-10": "1"}
+    shown = [m for m in MEASURES if m.key in ("avg", "worst30")]
+    rows: dict[str, list[str]] = {}
+    for number in setups.values():
+        record = panel("convergence", number).record
+        assert record is not None
+        assert seed_count(record.results) == 3
+        best = {m.key: best_rows(record.results, m) for m in shown}
+        for row in record.results["summary"]:
+            cells = rows.setdefault(row["algorithm"], [])
+            for m in shown:
+                text = f"{row[m.key]['mean']:.1f} ± {row[m.key]['std']:.1f}"
+                cells.append(f"**{text}**" if row["algorithm"] in best[m.key] else text)
+    head = [name for setup in setups for name in (f"{setup}: average", "worst 30 %")]
+    return table(["algorithm", *head], [[display_name(name), *cells] for name, cells in rows.items()])
 
 
 def beside(study: str, number: str, statistics: str = "plain") -> str:
@@ -196,7 +215,7 @@ def lag() -> str:
 
 
 def speed() -> str:
-    """How long the runs of the README's tables took."""
+    """How long the runs of the README's table took."""
     shown = {"Synthetic": "3", "FEMNIST": "0", "CIFAR-10": "1"}
     texts = []
     for name, number in shown.items():
@@ -205,8 +224,27 @@ def speed() -> str:
         seconds = sum(r.results["timing"]["seconds"] for r in folders.values())
         first = next(iter(folders.values())).results["environment"]
         device = first["processor"] if first["device"] == "cpu" else first["device"]
-        texts.append(f"{name}: {runs} runs in {seconds:,.0f} s ({device})")
-    return f"{'; '.join(texts)}. Runs of one comparison are stacked and train at once.\n"
+        texts.append(f"- {name}: {runs} runs in {seconds:,.0f} s on {device}\n")
+    return "".join(texts)
+
+
+def throughput() -> str:
+    """Client steps per second of recorded comparisons, evaluation included."""
+    recorded = (
+        "runs/readings-synthetic/results",
+        "femnist/cpu-100",
+        "runs/femnist-h200/results",
+        "runs/cifar10-h200-seeds-0-1/results",
+        "sent140/h200-group-100",
+    )
+    rows = []
+    for name in recorded:
+        results = json.loads((ROOT / "results" / f"{name}.json").read_text())
+        e, steps = results["environment"], results["timing"]["client_steps_per_second"]
+        device = e["processor"] if e["device"] == "cpu" else e["device"]
+        setup = f"[`{results['setup']}`](../results/{name}.json)"
+        rows.append([setup, str(len(results["runs"])), device, f"{steps:,.0f}"])
+    return table(["setup", "runs", "device", "client steps per second"], rows)
 
 
 def verdicts() -> str:
@@ -227,12 +265,11 @@ def made() -> str:
                 f"[{folder.name}](../{folder.relative_to(ROOT)}/results.json)",
                 f"{len(run.results['runs'])} × {config['rounds']}",
                 f"{device}, {run.precision}",
-                str(e["commit"]),
                 e["date"][:10],
                 f"{run.results['timing']['seconds']:,.0f}",
             ]
         )
-    return table(["comparison", "runs × rounds", "device", "commit", "date", "seconds"], rows)
+    return table(["comparison", "runs × rounds", "device", "date", "seconds"], rows)
 
 
 def remaining() -> str:
@@ -250,6 +287,7 @@ def remaining() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     f.__name__: f
     for f in (
+        overview,
         summary,
         beside,
         late,
@@ -260,6 +298,7 @@ TABLES: dict[str, Callable[..., str]] = {
         tuned,
         lag,
         speed,
+        throughput,
         verdicts,
         made,
         remaining,

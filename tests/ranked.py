@@ -69,5 +69,5 @@ def prepared(folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     torch.save(outcomes() | {"prepared": prepared(folder)}, folder / f"{find().rank}.pt")
-    with pytest.raises(InputError, match="the loop is one process"):
+    with pytest.raises(InputError, match="the loop runs in one process"):
         simulation(make_federation([5, 6]), ["fedavg"], [0], engine="loop")

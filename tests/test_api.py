@@ -189,7 +189,7 @@ def test_models_that_cannot_train_are_refused() -> None:
     [
         ({"clients_per_round": 3}, "clients_per_round=3 is more than the 2 clients"),
         ({"clients_per_round": 0}, "clients_per_round=0"),
-        ({"participation": 0.5, "clients_per_round": 1}, "one of them decides"),
+        ({"participation": 0.5, "clients_per_round": 1}, "give one of them"),
         ({"rounds": 0}, "rounds=0"),
         ({"rounds": 2.5}, "rounds=2.5 is not a whole number"),
         ({"rounds": "2"}, "rounds='2' is not a whole number"),

@@ -146,9 +146,9 @@ def test_a_loop_of_ones_own_reports_what_the_engine_would(ragged: Federation) ->
 @pytest.mark.parametrize(
     ("spec", "needs"),
     [
-        ("scaffold", "keeps from round to round"),
+        ("scaffold", "keeps between rounds"),
         ("mime", "mean full gradient"),
-        ("ditto", "trains for itself"),
+        ("ditto", "personal model"),
     ],
 )
 def test_what_needs_more_than_a_sum_is_refused_by_what_it_needs(

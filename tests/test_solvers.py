@@ -80,7 +80,7 @@ def test_fednova_refuses_a_solver_without_weights_of_gradients(ragged: Federatio
 def test_bad_solvers_are_refused_by_name() -> None:
     for options, message in (
         ({"optimizer": "adamm"}, "unknown optimizer 'adamm': did you mean 'adam'"),
-        ({"optimizer": "adam", "momentum": 0.9}, "momentum is SGD's and RMSprop's"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum is for SGD and RMSprop"),
         ({"optimizer": "adam", "nesterov": True}, "nesterov needs SGD"),
         ({"clip": 0}, "clip=0"),
         ({"lr_decay": -1}, "lr_decay=-1"),

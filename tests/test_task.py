@@ -177,9 +177,9 @@ def test_from_python_a_stopped_comparison_goes_on_with_the_same_bits(tmp_path: P
         assert one.history == other.history
         assert one.state_dict.keys() == other.state_dict.keys()
     assert whole["fair", 1].metrics == again["fair", 1].metrics
-    with pytest.raises(fw.InputError, match="another algorithm"):
+    with pytest.raises(fw.InputError, match="differs in its algorithms"):
         fw.compare(task, {"fair": fw.algorithms.fedavg()}, out=tmp_path / "stopped", progress=False)
-    with pytest.raises(fw.InputError, match="another setting 'rounds'"):
+    with pytest.raises(fw.InputError, match="differs in its setting 'rounds'"):
         compare("stopped", rounds=13)
     assert again.report().exists()
     assert list(again.to_pandas()["algorithm"]) == ["fair", "fair", "fedavg", "fedavg"]

@@ -1,4 +1,4 @@
-"""What becomes of an algorithm's functions in a round: clients contribute, and the server advances."""
+"""How an algorithm's functions are called in a round: clients contribute, and the server takes its step."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ State = TypeVar("State", bound=tuple[Any, ...])
 
 
 def first_state(algorithm: AnyAlgorithm, x: Tensor, clients: int) -> Any:
-    """The server's state at x_0, in a federation of so many clients."""
+    """The server's state at x_0, in a federation with this many clients."""
     if isinstance(algorithm, MemoryAlgorithm | CohortAlgorithm | GramAlgorithm):
         return algorithm.init(x, clients)
     return algorithm.init(x)
@@ -37,9 +37,9 @@ def usable_clients(algorithm: AnyAlgorithm, report: Report, *numbers: Tensor) ->
 
 
 def contribute(algorithm: SumAlgorithm, report: Report) -> tuple[Contribution[Any], Tensor]:
-    """Each client's contribution, and which clients are usable; the others contribute exact zeros.
+    """Each client's contribution, and which clients are usable; the others contribute zeros.
 
-    Their updates must still be masked by the caller (`where`, never 0·NaN): only norms are seen here.
+    The caller must still mask their updates (with `where`, because 0·NaN is NaN): only norms are known here.
     """
     part = algorithm.client(report)
     usable = usable_clients(algorithm, report, part.coef, *part.sums, *_memory_changes(algorithm, report))
@@ -55,7 +55,7 @@ def _memory_changes(algorithm: SumAlgorithm, report: Report) -> list[Tensor]:
 
 
 def refuses(algorithm: AnyAlgorithm, **values: float) -> bool:
-    """Whether a client cannot contribute whose report has these values, and otherwise could."""
+    """Whether a client can no longer contribute if its report has these values."""
     one = torch.ones(1, dtype=torch.float64)
     usual = Report(*[one] * len(Report._fields))
     changed = usual._replace(**{name: one * value for name, value in values.items()})
@@ -83,9 +83,9 @@ def step(
 def advance(
     algorithm: SumAlgorithm, x: Tensor, state: State, total: Tensor, sums: Any, clients: Tensor, *more: Tensor
 ) -> tuple[Tensor, State, Tensor]:
-    """The server's step, and whether it was taken; `more` is what its type is given besides.
+    """The server's step, and whether it was taken; `more` are the further arguments of its type.
 
-    With no usable client, or if the step is not finite, model and state stay as they are.
+    With no usable client, or if the step is not finite, model and state do not change.
     """
     return _unless(clients > 0, x, state, *step(algorithm, x, state, total, sums, *more))
 
@@ -122,7 +122,7 @@ def _typed(x: Tensor, state: State, new_x: Tensor, stepped: State) -> tuple[Tens
 def _unless(
     moved: Tensor, x: Tensor, state: State, new_x: Tensor, new_state: State
 ) -> tuple[Tensor, State, Tensor]:
-    """The new model and state, where these are finite; else those of before."""
+    """The new model and state if these are finite, else the previous ones."""
     moved = moved & finite(new_x, *new_state)
     kept = (torch.where(moved, new, old) for new, old in zip(new_state, state, strict=True))
     return torch.where(moved, new_x, x), type(state)(*kept), moved

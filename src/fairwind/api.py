@@ -34,9 +34,9 @@ def setup(
     glove: str | Path | None = None,
     cache: str | Path | None = None,
 ) -> Task:
-    """A setup of the paper, such as "cifar10:beta=0.1": its data is prepared from files, or generated.
+    """The task of a setup of the paper, such as "cifar10:beta=0.1".
 
-    From the files of `data_dir`; without it as prepared before, or else downloaded from the Hugging Face hub.
+    Its data is generated, read from `data_dir`, taken from the cache or downloaded from the Hugging Face hub.
     """
     places = (None if place is None else Path(place) for place in (data_dir, glove, cache))
     return setups.task(spec, setups.Where(*places), ranks=join())
@@ -66,7 +66,7 @@ def simulate(
 ) -> Result:
     """Trains a task with one algorithm: "adafedadam:alpha=2", or `fairwind.algorithms.adafedadam(alpha=2)`.
 
-    All else is as in `compare`.
+    The other arguments are those of `compare`.
     """
     compared = compare(
         task,
@@ -116,17 +116,18 @@ def compare(
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
 ) -> Comparison:
-    """Trains a task with every algorithm under every seed, all runs stacked.
+    """Trains a task with every algorithm and seed, all runs together.
 
-    `algorithms` are specs such as "adafedadam:alpha=2", or algorithms by names of your own. `rounds` and
-    `solver` are the task's unless given; `fairwind.Settings` says what the other options mean. Training stops
-    early once every run's average has reached `target`.
+    `algorithms` are specs such as "adafedadam:alpha=2", or a dict of your own algorithms by name. `rounds`
+    and `solver` default to the task's; `fairwind.Settings` documents the other options. Training stops early
+    once every run's average has reached `target`.
 
-    With `out` everything goes into that directory: checkpoints every so many seconds, history, results,
-    trained models. A comparison that was stopped there goes on, and ends as if it had not been stopped; a
-    finished one is loaded. `after_evaluation` is given the newest metrics of every run, a list of dicts.
+    With `out`, everything is written into that directory: history, results, trained models, and a checkpoint
+    every `checkpoint_every` seconds. The same call resumes an interrupted comparison, with results identical
+    bit for bit, and loads a finished one. `after_evaluation` is called with the newest metrics of every run,
+    a list of dicts.
     """
-    from fairwind.training import help_along, messages, train  # what draws progress takes time to load
+    from fairwind.training import help_along, messages, train  # the progress display is slow to import
 
     if not isinstance(task, Task):
         raise InputError(
@@ -171,7 +172,7 @@ def compare(
             directory.write_history(simulation)
         elif directory is not None:
             if differs := directory.recipe.differs(recipe):
-                raise InputError(f"{path} holds a run with another {differs}; give another out")
+                raise InputError(f"{path} holds a run that differs in its {differs}; give another out")
             if directory.finished and not damaged(directory.path):
                 for line in directory.mend_recipe() if first else ():
                     warnings.warn(line, stacklevel=2)
@@ -198,14 +199,14 @@ def compare(
 
 
 def labelled(given: Algorithms) -> dict[str, AnyAlgorithm | str]:
-    """Algorithms by their labels: a spec is its own, an algorithm made here is its name and parameters."""
+    """Algorithms by label: a spec is its own label, an algorithm object's is its name and parameters."""
     if isinstance(given, Mapping):
         for label, algorithm in given.items():
             if not (isinstance(algorithm, str) or is_algorithm(algorithm)):
                 raise _no_algorithm(algorithm)
             if isinstance(algorithm, str) and algorithm != label:
                 raise InputError(
-                    f"{algorithm!r} is a spec, which is its own name; to call it {label!r} give the algorithm"
+                    f"{algorithm!r} is a spec, and keeps its name; to call it {label!r} give the algorithm"
                 )
         return dict(given)
     several: Any = [given] if isinstance(given, str) or is_algorithm(given) else list(given)
@@ -231,7 +232,7 @@ def _no_algorithm(given: Any) -> InputError:
 
 
 def _same_machine(settings: Settings, before: Settings) -> Settings:
-    """Settings with what the directory's run had chosen for its machine, where nothing else is asked for."""
+    """Settings in which "auto" is replaced by the choices of the directory's run."""
     chosen = {name: getattr(before, name) for name in ("device", "compile", "engine", "precision", "data_on")}
     kept = {name: value for name, value in chosen.items() if getattr(settings, name) == "auto"}
     for name in ("memory", "workers"):

@@ -1,4 +1,4 @@
-"""What a comparison found, for Python: results, curves, trained models, the report page."""
+"""The results of a comparison in Python: metrics, curves, trained models, the report page."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """A trained model, and how each client fares with it."""
+    """A trained model, and each client's results with it."""
 
     algorithm: str
     seed: int
@@ -36,7 +36,7 @@ class Result:
     history: list[dict[str, Any]]  # the metrics after each evaluated round
     state_dict: dict[str, Tensor]  # of the trained model
     left_out: int  # contributions left out because a number was not finite
-    stalled_rounds: int  # rounds in which the model stayed because no client was usable
+    stalled_rounds: int  # rounds in which the model did not change because no client was usable
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)  # by label: clients, avg
     worst_group: str | None = None  # of groups, the one with the worst average
 
@@ -58,7 +58,7 @@ class Comparison:
     """The clients' group labels, if they have any."""
 
     def __getitem__(self, key: Any) -> Result:
-        """A run: by its number, its algorithm (the first seed's), or (algorithm, seed)."""
+        """A run: by its index, its algorithm (with the first seed), or (algorithm, seed)."""
         if isinstance(key, int):
             return self.runs[key]
         label, seed = key if isinstance(key, tuple) else (key, None)
@@ -118,7 +118,7 @@ class Comparison:
         return _pandas().DataFrame([line for run in self.runs for line in run.history])
 
     def difference(self, one: str, other: str) -> Mapping[str, Interval]:
-        """How far average, STD and worst 30 % under one algorithm lie above those under another.
+        """Average, STD and worst 30 % of one algorithm minus those of another.
 
         With 95 % confidence intervals, paired by client and seed.
         """
@@ -150,7 +150,7 @@ class Comparison:
 
 
 def of_simulation(simulation: Simulation, results: dict[str, Any], path: Path | None) -> Comparison:
-    """A comparison that has just been trained."""
+    """The comparison of a simulation."""
     names = [score.name for score in simulation.scores]
     curves = simulation.curves.tensor()
     runs = []

@@ -1,19 +1,19 @@
 """The contract: an algorithm is what a client adds to a sum, and what the server does with the sum.
 
-A client trains, and describes what happened in a few numbers (`Report`). The algorithm's `client`
-turns them into a coefficient for the client's update and a few more numbers to add up
-(`Contribution`). The executor forms the sums over clients, and the algorithm's `server` turns them
-into the next model. Nothing else is shared, so the same algorithm runs in the stacked engine, in a
-plain loop, in a real federation and under secure aggregation, which can only see sums.
+A client trains and reports a few numbers (`Report`). The algorithm's `client` turns them into a
+coefficient for the client's update and a few more numbers to add up (`Contribution`). The executor
+computes the sums over clients, and the algorithm's `server` turns them into the next model. Nothing
+else is shared, so the same algorithm runs in the stacked engine, in a plain loop, in a real federation
+and under secure aggregation, which only reveals sums.
 
-That is an `Algorithm`. A method that needs more is of another type, which says what it needs:
+This is an `Algorithm`. A method that needs more has another type, which says what it needs:
 
-- `LocalAlgorithm`: clients bend their local steps (FedProx).
-- `MemoryAlgorithm`: each client keeps a vector, too (SCAFFOLD).
-- `GradientAlgorithm`: the clients' mean full gradient is summed as well (Mime).
-- `PersonalAlgorithm`: each client trains a model of its own beside the global one (Ditto).
-- `CohortAlgorithm`: the server weighs clients having seen all their reports (AFL),
-- `GramAlgorithm`: and the inner products of their updates (FedMGDA+).
+- `LocalAlgorithm`: clients modify their local steps (FedProx).
+- `MemoryAlgorithm`: each client also keeps a vector between rounds (SCAFFOLD).
+- `GradientAlgorithm`: the server also gets the clients' mean full gradient (Mime).
+- `PersonalAlgorithm`: each client also trains a personal model (Ditto).
+- `CohortAlgorithm`: the server sees all reports before it weights the clients (AFL);
+- `GramAlgorithm`: also the inner products of the updates (FedMGDA+).
 """
 
 from collections.abc import Callable
@@ -29,14 +29,14 @@ Probe = Literal["none", "loss", "gradient"]
 
 
 class Report(NamedTuple):
-    """What one client tells after local training; or K clients at once, as (K,) tensors."""
+    """The report of one client after local training, or of K clients as (K,) tensors."""
 
     size: Tensor  # S_k, training samples
-    steps: Tensor  # τ_k, local steps taken; ‖a_k‖₁ with momentum; NaN where steps are not sums of gradients
+    steps: Tensor  # τ_k, local steps taken; ‖a_k‖₁ with momentum; NaN if steps are not sums of gradients
     lr: Tensor  # η_k, the local learning rate
-    update_norm: Tensor  # ‖δ_k‖, δ_k = x_t − x_k (a descent direction, everywhere)
+    update_norm: Tensor  # ‖δ_k‖, δ_k = x_t − x_k (always a descent direction)
     loss: Tensor  # F_k(x_t), before training; NaN unless the probe is "loss" or "gradient"
-    loss0: Tensor  # F_k(x_0); to be used with the same probes
+    loss0: Tensor  # F_k(x_0); defined for the same probes
     grad_norm: Tensor  # ‖∇F_k(x_t)‖, before training; NaN unless the probe is "gradient"
 
 
@@ -48,10 +48,11 @@ class Contribution(NamedTuple, Generic[Sums]):
 
 
 class Algorithm(NamedTuple, Generic[State, Sums]):
-    """Three pure functions, and how much the clients must measure before they train.
+    """Three pure functions, and what clients measure before they train.
 
-    `client` is elementwise over clients. `State` and `Sums` are named tuples of tensors; a state's keep their
-    shapes. On a GPU a round may be recorded and replayed: what changes must be in the state, not in Python.
+    `client` is elementwise over clients. `State` and `Sums` are named tuples of tensors; those of a
+    state keep their shapes. On a GPU a round may be recorded and replayed as a CUDA graph, so everything that
+    changes must be in the state, not in Python variables.
     """
 
     init: Callable[[Tensor], State]  # x_0 -> state
@@ -59,22 +60,22 @@ class Algorithm(NamedTuple, Generic[State, Sums]):
     server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]  # x, state, Σcoef·δ (float64), sums
     probe: Probe
     name: str = ""
-    """What results are called by; of the algorithms here it says the parameters, too."""
+    """Its name in results; for built-in algorithms it includes the parameters."""
 
 
 class Local(NamedTuple, Generic[State]):
-    """How a client's steps are bent: they go down s(ℓ)·g + μ·(y − x) + u, not down the gradient g.
+    """How local steps are modified: they use s(ℓ)·g + μ·(y − x) + u instead of the gradient g.
 
     y is the client's model, x the one it received, and ℓ the mean loss of the batch.
     """
 
     scale: float | Callable[[Tensor], Tensor] = 1.0  # s, a number or elementwise over clients
     pull: float = 0.0  # μ
-    shared: Callable[[State], Tensor] | None = None  # what the server adds to u, the same for all clients
+    shared: Callable[[State], Tensor] | None = None  # the server's part of u, the same for all clients
 
 
 class LocalAlgorithm(NamedTuple, Generic[State, Sums]):
-    """An algorithm whose clients bend their local steps."""
+    """An algorithm with modified local steps."""
 
     init: Callable[[Tensor], State]
     client: Callable[[Report], Contribution[Sums]]
@@ -93,14 +94,14 @@ class Change(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A vector (P,) that each client keeps from round to round; at first it is zero."""
+    """A vector (P,) that each client keeps between rounds; it starts at zero."""
 
-    factor: float  # it is added to u, times this
+    factor: float  # factor · memory is added to u
     change: Callable[[Report], Change]  # elementwise over clients
 
 
 class MemoryAlgorithm(NamedTuple, Generic[State, Sums]):
-    """An algorithm whose clients keep a vector; the server is given the sum of its changes, too."""
+    """An algorithm whose clients keep a vector; the server also gets the sum of its changes."""
 
     init: Callable[[Tensor, int], State]  # x_0, and how many clients there are -> state
     client: Callable[[Report], Contribution[Sums]]
@@ -112,22 +113,22 @@ class MemoryAlgorithm(NamedTuple, Generic[State, Sums]):
 
 
 class GradientAlgorithm(NamedTuple, Generic[State, Sums]):
-    """An algorithm whose server is given the mean full gradient at x, too: (1/ΣS)·Σ S_k·∇F_k(x).
+    """An algorithm whose server also gets the mean full gradient at x: (1/ΣS)·Σ S_k·∇F_k(x).
 
-    Where steps are `corrected`, their gradient is g(y) − g(x) + that mean, both g on the same batch.
+    With `corrected`, local steps use g(y) − g(x) + that mean, both g on the same batch.
     """
 
     init: Callable[[Tensor], State]
     client: Callable[[Report], Contribution[Sums]]
     server: Callable[[Tensor, State, Tensor, Sums, Tensor], tuple[Tensor, State]]  # …, mean gradient (P,)
-    local: Local[State]  # whose scale is a number, if steps are corrected
+    local: Local[State]  # its scale must be a number if steps are corrected
     corrected: bool = False
     probe: Probe = "gradient"
     name: str = ""
 
 
 class PersonalAlgorithm(NamedTuple, Generic[State, Sums]):
-    """An algorithm beside which each client trains a model v of its own, down ∇F_k(v) + λ·(v − x)."""
+    """An algorithm with personal models v, trained with ∇F_k(v) + λ·(v − x)."""
 
     init: Callable[[Tensor], State]
     client: Callable[[Report], Contribution[Sums]]
@@ -140,23 +141,23 @@ class PersonalAlgorithm(NamedTuple, Generic[State, Sums]):
 class Cohort(NamedTuple):
     """The usable clients of a round."""
 
-    client: Tensor  # (n,) their numbers among all clients
+    client: Tensor  # (n,) their indices among all clients
     report: Report  # of (n,) tensors
 
 
 class CohortAlgorithm(NamedTuple, Generic[State]):
-    """An algorithm whose server sees all reports of a round before it weighs the clients."""
+    """An algorithm whose server sees all reports of a round before it weights the clients."""
 
     init: Callable[[Tensor, int], State]  # x_0, and how many clients there are -> state
     weigh: Callable[[State, Cohort], tuple[Tensor, State]]  # -> coefficients of their updates (n,), new state
     server: Callable[[Tensor, State, Tensor], tuple[Tensor, State]]  # x, state, Σcoef·δ (float64)
     probe: Probe
-    also: Callable[[State], Tensor] | None = None  # a further model (P,) to be evaluated: an average
+    also: Callable[[State], Tensor] | None = None  # an additional model (P,) to evaluate: an average
     name: str = ""
 
 
 class GramAlgorithm(NamedTuple, Generic[State]):
-    """The same for a server that sees the updates' inner products δᵢ·δⱼ (n, n), too."""
+    """The same for a server that also sees the updates' inner products δᵢ·δⱼ (n, n)."""
 
     init: Callable[[Tensor, int], State]
     weigh: Callable[[State, Cohort, Tensor], tuple[Tensor, State]]
@@ -165,7 +166,7 @@ class GramAlgorithm(NamedTuple, Generic[State]):
     name: str = ""
 
 
-# What gives its clients' contributions one by one, to be summed
+# Those whose clients contribute to a sum
 SumAlgorithm = (
     Algorithm[Any, Any]
     | LocalAlgorithm[Any, Any]
@@ -192,9 +193,9 @@ def is_algorithm(thing: object) -> TypeGuard[AnyAlgorithm]:
 
 
 class Stateless(NamedTuple):
-    """The state of a server that keeps none."""
+    """The state of a server without state."""
 
 
 def nonnegative(loss: Tensor) -> Tensor:
-    """A loss, NaN where it is negative: for formulas such as F^q, which mean nothing there."""
+    """A loss, NaN if it is negative: for formulas such as F^q, which are undefined there."""
     return torch.where(loss < 0, torch.nan, loss)

@@ -1,8 +1,8 @@
-"""Randomness by counting: a number is a hash of what it is for, never the state of a generator.
+"""Counter-based random numbers: each is a hash of its purpose, seed, round, client and so on.
 
-So a draw does not depend on what else was drawn before: not on the runs stacked beside it, not on
-the chunking, not on having been resumed. Works alike on Python integers, int64 tensors and NumPy's
-32-bit integers.
+There is no generator state, so a number does not depend on other draws: not on the runs stacked with
+it, not on the chunks, not on interruptions. Works on Python integers, int64 tensors and NumPy's 32-bit
+integers.
 """
 
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ Number = TypeVar("Number", int, Tensor)
 MASK = 0xFFFFFFFF
 SORTED_BY_NUMPY = ("cpu",)  # types of devices
 
-# What a draw is for; the first key of every hash.
+# The purpose of a draw: the first key of every hash.
 SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT = range(1, 6)
 
 
@@ -46,7 +46,7 @@ def fold(*keys: int) -> int:
 def segments(size: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
     """For segments of the given sizes laid end to end: each element's segment, and its place in it.
 
-    Where the total of the sizes is known, a GPU need not be asked for it, which would have to be waited for.
+    If the total of the sizes is given, a GPU need not be synchronised to compute it.
     """
     segment = torch.repeat_interleave(size, output_size=total)
     return segment, torch.arange(len(segment), device=size.device) - (size.cumsum(0) - size)[segment]

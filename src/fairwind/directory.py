@@ -43,7 +43,7 @@ class RunDirectory:
     """A directory that holds a comparison, begun or finished."""
 
     def __init__(self, path: Path, content: dict[str, Any], *, lost: str = ""):
-        """`content` is the recipe's file; `lost` says why it had to be taken from a checkpoint."""
+        """`content` is the recipe's file; `lost` says why it was restored from a checkpoint, if it was."""
         self.path, self.content, self.lost = path, content, lost
         self.recipe = Recipe.from_json(content)
         self.where = Where(**{k: Path(v) for k, v in content.get("where", {}).items()})
@@ -53,7 +53,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe, where: Where, engine: str = "") -> "RunDirectory":
-        """Begins a comparison in an empty directory that this process holds; `engine` says what trains it."""
+        """Starts a comparison in an empty, locked directory; `engine` is its executor."""
         made_with = environment(recipe.settings.device)
         places = {k: str(v.absolute()) for k, v in where._asdict().items() if v is not None}
         content = {**recipe.to_json(), "where": places, "environment": made_with, "engine": engine}
@@ -62,7 +62,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """The directory of an earlier comparison; a recipe that is lost is taken from a checkpoint."""
+        """The directory of an earlier comparison; a lost recipe is restored from a checkpoint."""
         try:
             content = read_json(path / RECIPE)
             if "sha256" in content and not is_sealed(content):
@@ -89,11 +89,11 @@ class RunDirectory:
         return (self.path / RESULTS).exists()
 
     def changed(self) -> list[str]:
-        """What is not as it was when the run began, and may change its last bits."""
+        """Differences of the environment since the run started, which may change results in the last bits."""
         return changes(self.made_with, environment(self.recipe.settings.device))
 
     def task(self, cache: Path | None = None) -> Task:
-        """The very task that the run began with."""
+        """The task that the run started with."""
         recipe = self.recipe
         if is_reference(recipe.setup):
             return load_task(recipe.setup)
@@ -117,7 +117,7 @@ class RunDirectory:
         return setups.task_on(recipe.setup, entry.load())
 
     def mend_recipe(self) -> list[str]:
-        """Writes a recipe that was lost; returns what there is to say about it."""
+        """Writes a lost recipe again; returns messages about it."""
         if not self.lost:
             return []
         self._check_place()
@@ -126,7 +126,7 @@ class RunDirectory:
         return [f"{lost}; it is made again from a checkpoint"]
 
     def restore(self, simulation: Simulation) -> list[str]:
-        """Brings a simulation to the newest good checkpoint; returns what was damaged, and what is done."""
+        """Restores a simulation from the newest intact checkpoint; returns messages about damaged files."""
         lines = self.mend_recipe() if simulation.ranks.first else []
         checkpoint, refused = load_checkpoint(self.checkpoints, self.recipe.digest)
         if checkpoint is not None:
@@ -145,7 +145,7 @@ class RunDirectory:
         return lines
 
     def _spoilt_history(self, simulation: Simulation) -> list[str]:
-        """The history's file, where it lacks what came before the checkpoint."""
+        """The history's file, if it lacks lines from before the checkpoint."""
         try:
             there = (self.path / HISTORY).read_bytes()
         except OSError:
@@ -155,11 +155,11 @@ class RunDirectory:
     def save(self, simulation: Simulation) -> None:
         self._check_place()
         checkpoint = simulation.checkpoint()
-        record = {**checkpoint.record, "recipe": self.content}  # from which a lost recipe is made again
+        record = {**checkpoint.record, "recipe": self.content}  # from which a lost recipe is restored
         save_checkpoint(self.checkpoints, checkpoint._replace(record=record), self.recipe.digest)
 
     def write_history(self, simulation: Simulation, since: int = 0) -> None:
-        """Writes the history anew, or appends what came after its first `since` lines."""
+        """Rewrites the history, or appends what came after its first `since` lines."""
         self._check_place()
         if since:
             append(self.path / HISTORY, history_lines(simulation.history[since:]))
@@ -167,7 +167,7 @@ class RunDirectory:
             write_atomic(self.path / HISTORY, history_lines(simulation.history).encode())
 
     def write_results(self, simulation: Simulation, *, models: bool = True) -> dict[str, Any]:
-        """The trained models and every client's numbers; last the results, which say that all is there."""
+        """Writes the trained models, every client's numbers, and last the results, which mark completion."""
         self._check_place()
         trained = {
             f"{view.label}/{view.seed}/{name}": value.cpu().contiguous()
@@ -194,13 +194,13 @@ class RunDirectory:
         return finish(self.path, results, clients, metadata, trained)
 
     def _check_place(self) -> None:
-        """Refuses to write where the directory no longer is: it would be made anew, without its contents."""
+        """Refuses to write if the directory was moved: it would be created again without its contents."""
         if identity(self.path) != self.identity:
             raise moved(self.path)
 
 
 def _trained_elsewhere(path: Path) -> str:
-    """How to go on with a real federation's training, which no command of ours can."""
+    """How to resume a real federation's training, which fairwind's commands cannot."""
     if (path / RESULTS).exists():
         show = shlex.join(["fairwind", "report", str(path)])
         return f"{path} holds a real federation's training, which is finished: '{show}' shows it"
@@ -217,7 +217,7 @@ def finish(
     metadata: dict[str, str],
     trained: dict[str, Tensor],
 ) -> dict[str, Any]:
-    """Writes what a comparison leaves beside its history; returns the results as they were written."""
+    """Writes the final files of a comparison; returns the results as written."""
     if trained:
         write_atomic(path / MODELS, save(trained))
     write_atomic(path / CLIENTS, _ordered(save(clients, metadata=metadata)))
@@ -228,7 +228,7 @@ def finish(
 
 
 def damaged(path: Path) -> list[str]:
-    """Files of a finished comparison that are not as they were written."""
+    """Files of a finished comparison that were changed since they were written."""
     try:
         results = read_json(path / RESULTS)
     except (OSError, ValueError):
@@ -248,12 +248,12 @@ def check_whole(path: Path) -> None:
 
 
 def _ordered(data: bytes) -> bytes:
-    """A safetensors file with its metadata in order, which the library writes in any."""
+    """A safetensors file with sorted metadata, which the library writes in arbitrary order."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
     return len(text).to_bytes(8, "little") + text + data[end:]
 
 

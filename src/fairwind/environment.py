@@ -1,4 +1,4 @@
-"""What numbers were made with: versions, processor, device, commit."""
+"""The environment of a run: versions, processor, device, commit."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from fairwind.engine.ranks import find
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What the numbers were made with."""
+    """The environment, as recorded with results."""
     from fairwind import __version__
 
     on_gpu = device.startswith("cuda")
@@ -35,16 +35,16 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What is not as it was when a run began, and may change its last bits."""
+    """Differences since a run started, which may change results in the last bits."""
     old, new = {"ranks": 1, **before}, {"ranks": 1, **now}
     watched = "fairwind", "torch", "processor", "threads", "device", "ranks"
     return [f"{k} was {old.get(k)}, is {new[k]}" for k in watched if old.get(k) != new[k]]
 
 
 def _commit() -> str | None:
-    """The commit of the source tree this runs from, with + where it was changed; None if installed.
+    """The commit of the source tree, with + if there are uncommitted changes; None if installed.
 
-    A copy without its history is told by FAIRWIND_COMMIT what it is a copy of.
+    For a copy without git history, the variable FAIRWIND_COMMIT names the commit.
     """
     if given := os.environ.get("FAIRWIND_COMMIT"):
         return given

@@ -6,12 +6,12 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-# Line breaks, escape sequences, marks that turn the direction of text, halves of characters, and none.
+# Line breaks, escape sequences, direction marks, surrogates, noncharacters.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used; the message names it and the remedy, in one line."""
+    """An invalid input; the message names it and the remedy, in one line."""
 
     def __init__(self, message: str):
         super().__init__(printable(message, 1200, 600))
@@ -19,12 +19,12 @@ class InputError(ValueError):
 
 @contextmanager
 def damaged(what: Callable[[], str], remedy: str) -> Iterator[None]:
-    """Makes one line of whatever a damaged file makes its reader raise."""
+    """Turns any error of reading a damaged file into a one-line InputError."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # no parser lists all that bad bytes make it raise
+    except Exception as error:  # parsers raise many undocumented errors on bad bytes
         raise InputError(f"{what()} ({first_line(error)}); {remedy}") from None
 
 
@@ -42,17 +42,17 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str, start: int = 60, end: int = 30) -> str:
-    """Text that a terminal and a page can show in one line; of a long one so many characters at its ends."""
+    """Text that a terminal and a page can show in one line; long text is cut in the middle."""
     if len(text) > start + end:
         text = f"{text[:start]} … {text[-end:]}"
     return UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def shown(value: object) -> str:
-    """What was found where something else belongs, cut to a few words."""
+    """An unexpected value, shortened to a few words."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python writes no number of more than some thousand digits
+    except ValueError:  # Python refuses to print numbers with thousands of digits
         return "a number of thousands of digits"
 
 

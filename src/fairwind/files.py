@@ -1,4 +1,4 @@
-"""The files of a run directory, and how they are written: whole or not at all."""
+"""The files of a run directory, written atomically."""
 
 import errno
 import hashlib
@@ -23,12 +23,12 @@ MODELS = "models.safetensors"
 
 
 def default_cache() -> Path:
-    """Where prepared data and compiled steps are kept, unless another place is named."""
+    """The default cache folder of prepared data and compiled steps."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairwind"
 
 
 def write_atomic(path: Path, data: bytes) -> Path:
-    """Writes a file so that a reader, or a crash, sees the old one or the whole new one."""
+    """Writes a file atomically: readers, or a crash, see the old file or the complete new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -44,7 +44,7 @@ def write_atomic(path: Path, data: bytes) -> Path:
 
 
 def append(path: Path, text: str) -> None:
-    """Adds text to a file, and sees to it that it is on the disk."""
+    """Appends text to a file, and flushes it to disk."""
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)
@@ -59,7 +59,7 @@ def write_json(path: Path, content: Any, *, indent: int | None = 2) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ValueError where there is none."""
+    """The object in a JSON file; ValueError if it is not one."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
@@ -70,12 +70,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content with a digest of itself, by which `is_sealed` tells whether it was changed."""
+    """The content with its own digest, which `is_sealed` verifies."""
     return {**content, "sha256": _seal(content)}
 
 
 def is_sealed(content: dict[str, Any]) -> bool:
-    """Whether content is as it was when it was sealed."""
+    """Whether content matches its digest."""
     try:
         return content.get("sha256") == _seal(content)
     except RecursionError:  # nested too deep to be ours
@@ -88,7 +88,7 @@ def _seal(content: dict[str, Any]) -> str:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what a kill left half written in a run directory that this process holds."""
+    """Removes temporary files of a killed process from a run directory that this process has locked."""
     for place in (folder, folder / "checkpoints", folder / "figures"):
         for partial in place.glob(".*.partial"):
             if re.fullmatch(r"\..+\.\d+\.partial", partial.name):  # none but those of `write_atomic`
@@ -97,7 +97,7 @@ def sweep(folder: Path) -> None:
 
 @contextmanager
 def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Whether this process alone holds a file or folder meanwhile; the system lets go of it at a kill."""
+    """Locks a file or folder, and yields whether that worked; a kill releases the lock."""
     if fcntl is None:
         yield True
         return

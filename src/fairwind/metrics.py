@@ -29,14 +29,14 @@ METRICS = (
 
 
 OF_GROUPS = ("worst_group_avg", "group_gap")  # where clients are in groups
-OF_ACCURACIES = ("std_beyond_noise", "rsd_error", "jain", "gini")  # of other scores they mean nothing
+OF_ACCURACIES = ("std_beyond_noise", "rsd_error", "jain", "gini")  # meaningless for other scores
 
 
 def fairness(score: ArrayLike, loss: ArrayLike, size: ArrayLike, kind: Kind = "accuracy") -> dict[str, float]:
     """The metrics of one model over its clients.
 
-    `score` is one number for each client, accuracies in percent; `size` are their test samples. Clients
-    without any are left out, as are those for which a score is not defined, unless it never is.
+    `score` is one number per client, accuracies in percent; `size` are their numbers of test samples. Clients
+    without test samples or with an undefined score are left out; if all scores are undefined, none are.
     """
     a, f, n = (np.asarray(v, dtype=np.float64) for v in (score, loss, size))
     if not (n > 0).any():
@@ -73,10 +73,10 @@ def _fairness(a: Floats, n: Floats, f: Floats, kind: Kind) -> dict[str, float]:
 
 
 def by_group(score: ArrayLike, size: ArrayLike, groups: Sequence[str], kind: Kind) -> dict[str, Any]:
-    """How each group fares, which fares worst, and how far it is behind the best; nothing without groups.
+    """Each group's average, the worst group, and its gap to the best; empty without groups.
 
-    A group's average counts its clients alike. Clients are left out as in `fairness`; a group of which none
-    is left has no average, and is neither worst nor best. What is not finite is null, as JSON wants it.
+    A group's average counts each client once. Clients are left out as in `fairness`; a group without any
+    remaining client has no average, and is neither worst nor best. Values that are not finite become null.
     """
     if not groups:
         return {}
@@ -103,7 +103,7 @@ def by_group(score: ArrayLike, size: ArrayLike, groups: Sequence[str], kind: Kin
 
 
 def _counted(a: Floats, n: Floats, kind: Kind) -> NDArray[np.bool_]:
-    """The clients that metrics are over: with test samples and a score, unless none has one."""
+    """The clients that metrics include: those with test samples and a defined score, if any has one."""
     there: NDArray[np.bool_] = n > 0
     if kind != "accuracy" and np.isfinite(a[there]).any():
         there = there & ~np.isnan(a)
@@ -127,8 +127,8 @@ def paired_differences(
 ) -> dict[str, Interval]:
     """How far average, STD and worst 30 % of scores `a` (seeds, K) lie above those of `b`.
 
-    The interval is a bootstrap over seeds and clients: both models are scored on the same redrawn ones, so
-    what makes a client hard for both cancels. Clients without a score are left out.
+    The interval is a bootstrap over seeds and clients: both models use the same resampled ones, so what makes
+    a client hard for both cancels out. Clients without a score are left out.
     """
     x, y = (np.asarray(v, dtype=np.float64) for v in (a, b))
     sign = -1 if kind == "lower" else 1
@@ -169,12 +169,12 @@ def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """The same with null for what is not finite, as JSON wants it."""
+    """The same, with null for values that are not finite, because JSON has no NaN."""
     return {k: v if math.isfinite(v) else None for k, v in values.items()}
 
 
 def worst_mean(values: Floats) -> float:
-    """Mean of the lowest 30 %, of at least one; NaN if any value is."""
+    """Mean of the lowest 30 %, at least one value; NaN if any value is."""
     if np.isnan(values).any():
         return math.nan
     k = math.ceil(0.3 * len(values) - 1e-9)
@@ -182,7 +182,7 @@ def worst_mean(values: Floats) -> float:
 
 
 def _jain(a: Floats) -> float:
-    """(Σa)² over K·Σa²: 1 where all are equal, 1/K where one has everything."""
+    """Jain's index (Σa)²/(K·Σa²): 1 if all are equal, 1/K if one client has everything."""
     if not a.any():
         return 1.0
     a = a / a.max()  # so that no square underflows
@@ -190,7 +190,7 @@ def _jain(a: Floats) -> float:
 
 
 def _gini(a: Floats) -> float:
-    """Mean absolute difference of all pairs over twice the mean, by ranks instead of pairs."""
+    """Gini coefficient: mean absolute difference of all pairs over twice the mean, computed by ranks."""
     if not a.any():
         return 0.0
     rank = np.arange(1, len(a) + 1)
@@ -198,7 +198,7 @@ def _gini(a: Floats) -> float:
 
 
 def _beyond_noise(a: Floats, n: Floats) -> float:
-    """The STD left when binomial sampling noise is taken out, over clients with at least two test samples."""
+    """The STD without binomial sampling noise, over clients with at least two test samples."""
     a, n = a[n > 1] / 100, n[n > 1]
     if not len(a):
         return math.nan

@@ -1,4 +1,4 @@
-"""Things that users wrote, found by a command line: FILE.py:NAME, or PACKAGE.MODULE:NAME."""
+"""Users' objects on the command line: FILE.py:NAME, or PACKAGE.MODULE:NAME."""
 
 import importlib
 import importlib.util
@@ -15,7 +15,7 @@ from fairwind.task import Task
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text names a thing in a file or module, and not a setup or algorithm by a spec."""
+    """Whether a text refers to an object in a file or module, and is not a spec."""
     place, colon, name = text.rpartition(":")
     return bool(colon) and name.isidentifier() and (place.endswith(".py") or "." in place or os.sep in place)
 
@@ -78,8 +78,8 @@ def _module(place: str, kind: str) -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # as pickle, and a file imported twice, expect it
-        sys.path.insert(0, str(path.parent))  # for what it imports beside itself
+        sys.modules[name] = module  # needed by pickle, and for files imported twice
+        sys.path.insert(0, str(path.parent))  # for imports from its own folder
         try:
             spec.loader.exec_module(module)
         except BaseException:

@@ -1,4 +1,4 @@
-"""What a comparison found, as results.json has it."""
+"""The results of a comparison, as in results.json."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from fairwind.metrics import METRICS, OF_GROUPS, over_seeds
 from fairwind.recipe import Recipe, in_words
 
 Evaluated = Callable[[list[dict[str, Any]]], object]
-"""Given the newest line of every run's history: round, average, worst 30 %, and so on."""
+"""A callback that gets the newest line of every run's history: round, average, worst 30 % and so on."""
 
 
 def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:

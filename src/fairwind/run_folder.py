@@ -1,4 +1,4 @@
-"""A folder for a comparison: made, held by one process, and what went wrong with it."""
+"""The folder of a comparison: created, locked by one process, and its errors explained."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ RUNS = Path("runs")  # where folders are made, if no other place is named
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keeps other processes from training in a directory, which is made if it is not there."""
+    """Locks a directory against other processes, and creates it if necessary."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -31,19 +31,19 @@ def held(path: Path) -> Iterator[None]:
             sweep(path)
             yield
         finally:
-            with suppress(OSError):  # whatever is in it stays
+            with suppress(OSError):  # only if it is empty
                 path.rmdir()
                 if path.parent == RUNS:
                     path.parent.rmdir()
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a comparison was begun in a directory."""
+    """Whether a comparison was started in a directory."""
     return (path / RECIPE).exists() or any((path / CHECKPOINTS).glob("[0-9]*.json"))
 
 
 def check_free(path: Path) -> None:
-    """Refuses a directory that holds anything; it is held by this process."""
+    """Refuses a directory that is not empty; this process has locked it."""
     if holds_run(path):
         raise InputError(
             f"{path} already holds a run: go on with 'fairwind resume {path}', or give another --out"
@@ -53,7 +53,7 @@ def check_free(path: Path) -> None:
 
 
 def new_directory(name: str) -> Path:
-    """A directory under runs/ that nobody else has, made for a comparison of that name."""
+    """A new directory under runs/ for a comparison of that name."""
     plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip("-.") or "run"
     begun = f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
     for number in range(1, 1000):
@@ -69,7 +69,7 @@ def new_directory(name: str) -> Path:
 
 
 def explained(error: OSError) -> str:
-    """An error of the file system in a line, with the file that it is about."""
+    """A file system error in one line, with its file."""
     where = f": {error.filename}" if error.filename else ""
     text = f"{error.strerror or error}{where}"
     return f"{text}; make room, then give the same command again" if _full(error) else text
@@ -77,7 +77,7 @@ def explained(error: OSError) -> str:
 
 @contextmanager
 def explaining(path: Path, again: str = "") -> Iterator[None]:
-    """Turns an error of the file system while training in a directory into a line on how to go on.
+    """Turns a file system error during training into one line that says how to resume.
 
     `again` is how, if not with 'fairwind resume'.
     """
@@ -104,7 +104,7 @@ def _full(error: OSError) -> bool:
 
 
 def moved(path: Path) -> InputError:
-    """What to say where a folder is no longer in its place."""
+    """The message if a folder was moved or deleted."""
     return InputError(
         f"{path} was moved or deleted while it was trained in; what was saved is where it was moved to: "
         "go on there with 'fairwind resume NEW-PLACE'"
@@ -112,7 +112,7 @@ def moved(path: Path) -> InputError:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one in its place; None where there is none."""
+    """The identity of a folder, to detect that it was replaced; None if there is none."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Scores: how well a model serves a client, from the outputs for the client's test samples."""
+"""Scores: how well a model works for a client, from its outputs for the client's test samples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from torch import Tensor
 from fairwind.errors import InputError
 
 Kind = Literal["accuracy", "higher", "lower"]
-"""A share of right answers; another number that should be large; or one that should be small."""
+"""A share of correct predictions; another number where higher is better; or one where lower is better."""
 PerSample = Callable[[Any, Any], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,), or (B, S)
 PerClient = Callable[[Tensor, Tensor], Tensor]  # (R, M, S) of all samples, lengths (K,) -> (R, K)
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a client is judged by: the mean of a number for each test sample, or a function of them all."""
+    """How a client is scored: the mean of one number per test sample, or a function of all of them."""
 
     name: str
     per_sample: PerSample
     """One number for each sample, or S of them, from outputs and targets."""
     kind: Kind = "higher"
     per_client: PerClient | None = None
-    """Each client's score from the numbers of all samples, client after client; None is their mean."""
+    """Each client's score from the numbers of all samples, ordered by client; None is their mean."""
 
     @property
     def percent(self) -> bool:
@@ -44,7 +44,7 @@ class Score:
 
 
 def as_scores(given: Any) -> tuple[Score, ...]:
-    """What a user gave as scores: a score or a function, or several of them; the first is the main one."""
+    """A user's scores: a score or a function, or several of them; the first is the main one."""
     several = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     found = tuple(_as_score(each) for each in several)
     names = [score.name for score in found]
@@ -82,7 +82,7 @@ def _mean(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def first_output(outputs: Any) -> Tensor:
-    """The tensor that is compared with the targets: of several outputs the first."""
+    """The tensor that is compared with the targets: the first of several outputs."""
     first: Tensor = outputs[0] if isinstance(outputs, tuple | list) else outputs
     return first
 
@@ -99,7 +99,7 @@ def _predicted(outputs: Any) -> Tensor:
 
 
 def _right(outputs: Any, targets: Tensor) -> Tensor:
-    """1 where the largest output is the target's; outputs that are not finite predict nothing."""
+    """1 where the largest output is the target's; outputs that are not finite count as wrong."""
     logits = first_output(outputs)
     right = (logits.argmax(-1) == targets) & torch.isfinite(logits).all(-1)
     return per_sample_mean(right.to(logits.dtype))
@@ -109,7 +109,7 @@ accuracy = Score("accuracy", _right, "accuracy")
 
 
 def _counts(outputs: Any, targets: Tensor) -> Tensor:
-    """For every class: whether it was predicted rightly, predicted, and there."""
+    """For every class: true positives, predictions, and occurrences."""
     logits = first_output(outputs)
     classes = torch.arange(max(2, logits.shape[-1]), device=logits.device)
     predicted, there = (t[:, None] == classes for t in (_predicted(outputs), targets.view(len(targets))))
@@ -125,7 +125,7 @@ def _f1(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 f1 = Score("f1", _counts, "higher", _f1)
-"""F1 of class 1 where there are two classes, else the mean over the classes that a client has."""
+"""F1 of class 1 if there are two classes, else the mean over the classes that a client has."""
 
 
 def _margin(outputs: Any, targets: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def _auc_of_run(values: Tensor, segment: Tensor, lengths: Tensor) -> Tensor:
 
 
 auc = Score("auc", _margin, "higher", _auc)
-"""Area under the ROC curve; a client whose test samples are all of one class has none."""
+"""Area under the ROC curve; undefined for a client whose test samples are all of one class."""
 
 
 def _difference(outputs: Any, targets: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def _r2(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 r2 = Score("r2", _squares, "higher", _r2)
-"""R², the share of the variance of a client's targets that is explained; none where they are all equal."""
+"""R², the share of the variance of a client's targets that is explained; undefined if all are equal."""
 
 
 def _surprise(outputs: Any, targets: Tensor) -> Tensor:

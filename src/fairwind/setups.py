@@ -1,4 +1,4 @@
-"""A setup: data, model, local solver and rounds that belong together, under one name."""
+"""Setups: data, model, local solver and rounds under one name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ from fairwind.task import Task
 
 
 class Setup(NamedTuple):
-    """Where a setup has no source its data is generated. A spec's parameters are those of data and model."""
+    """If a setup has no source, its data is generated. A spec's parameters are those of data and model."""
 
     data: Callable[..., Federation] | Source
     model: Callable[..., nn.Module]  # of the federation
@@ -30,7 +30,7 @@ class Setup(NamedTuple):
 
     @property
     def builder(self) -> Callable[..., Any]:
-        """The function that makes the data, whose citation is the setup's."""
+        """The function that creates the data; its docstring has the setup's citation."""
         return self.data.federate if isinstance(self.data, Source) else self.data
 
     @property
@@ -40,7 +40,7 @@ class Setup(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Where files of data are found and kept."""
+    """The folders of data files and of the cache."""
 
     data_dir: Path | None = None
     glove: Path | None = None
@@ -102,7 +102,7 @@ def entry(spec: str, where: Where, say: store.Say) -> store.Entry:
 def federation(
     spec: str, where: Where, say: store.Say = lambda text: None, ranks: Ranks = ALONE
 ) -> Federation:
-    """The data of a spec: prepared, by the first of several ranks, or generated."""
+    """The data of a spec: prepared (by rank 0), or generated."""
     setup = find(spec)
     if isinstance(setup.data, Source):
         with ranks.first_alone():
@@ -118,7 +118,7 @@ def task(spec: str, where: Where = WHERE, say: store.Say = lambda text: None, ra
 
 
 def task_on(spec: str, federation: Federation) -> Task:
-    """The task of a spec, on data that is at hand."""
+    """The task of a spec, on data that is already loaded."""
     setup, given = find(spec), arguments_of(spec)
     model = partial(setup.model, federation, **{name: given[name] for name in parameters(setup.model)})
     return Task(model, federation, solver=setup.solver, rounds=setup.rounds, name=spec, source=spec)

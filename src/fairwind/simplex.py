@@ -1,18 +1,18 @@
-"""The simplex p ≥ 0, Σp = 1: the point of it nearest to a vector, and the one where a quadratic is least."""
+"""The simplex p ≥ 0, Σp = 1: projection onto it, and the minimum of a quadratic function on it."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-GAP = 1e-15  # how far from least a quadratic whose entries are about 1 may be
+GAP = 1e-15  # tolerance of the minimum, for entries of about 1
 STEPS = 60  # some 10 to 15 are needed
 TINY = 1e-30
 
 
 def project(v: Tensor) -> Tensor:
     """The point of the simplex nearest to v (n,)."""
-    v = v - v.max()  # which moves no nearest point, and keeps sums of large numbers exact
+    v = v - v.max()  # does not change the projection, and keeps sums of large numbers exact
     largest = v.sort(descending=True).values
     count = torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device)
     threshold = (largest.cumsum(0) - 1) / count  # if so many are above it
@@ -20,10 +20,10 @@ def project(v: Tensor) -> Tensor:
 
 
 def least(quadratic: Tensor, linear: Tensor, low: Tensor, high: Tensor, start: Tensor) -> Tensor:
-    """The p of Σp = 1, low ≤ p ≤ high where ½·pᵀQp + c·p is least, from a `start` strictly between them.
+    """The p with Σp = 1, low ≤ p ≤ high that minimises ½·pᵀQp + c·p, from a `start` strictly inside.
 
-    In float64, by Mehrotra's interior-point method: what is forgone is below 1e-15 of the largest entry. To
-    make p unique, Q's diagonal is raised by 1e-12 of that, or more where Q is positive only up to rounding.
+    Mehrotra's interior-point method in float64, to a gap below 1e-15 of the largest entry. To make p unique,
+    Q's diagonal is raised by 1e-12 of that entry, or more if Q is positive semidefinite only up to rounding.
     """
     scale = torch.maximum(quadratic.abs().max(), linear.abs().max())
     if not (torch.isfinite(scale) and (high > low).all()):

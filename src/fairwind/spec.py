@@ -1,4 +1,4 @@
-"""Specs: how a command line names a thing and its parameters, as in "adafedadam:alpha=2,warmup=none"."""
+"""Specs: a name and its parameters as text, as in "adafedadam:alpha=2,warmup=none"."""
 
 import inspect
 import re
@@ -22,7 +22,7 @@ def call(kind: str, spec: str, registry: Mapping[str, Callable[..., T]]) -> T:
 
 
 def arguments(kind: str, spec: str, registry: Mapping[str, Parameters]) -> dict[str, Any]:
-    """All parameters of the thing a spec names: those it gives, and defaults."""
+    """All parameters of a spec: those it gives, and defaults."""
     name, _, rest = spec.partition(":")
     if name not in registry:
         raise unknown(kind, name, registry)
@@ -39,7 +39,7 @@ def arguments(kind: str, spec: str, registry: Mapping[str, Parameters]) -> dict[
 
 
 def with_parameters(spec: str, **given: Any) -> str:
-    """A spec with parameters added; those that it already has stay."""
+    """A spec with parameters added, unless it has them already."""
     present = dict(item.partition("=")[::2] for item in filter(None, spec.partition(":")[2].split(",")))
     texts = {
         k: f"{v:g}" if isinstance(v, float) else str(v).lower() if v is None else str(v)
@@ -50,7 +50,7 @@ def with_parameters(spec: str, **given: Any) -> str:
 
 
 def expand(spec: str) -> list[str]:
-    """The specs that one with braces stands for: "adafedadam:alpha={0,1}" is two."""
+    """Expands braces: "adafedadam:alpha={0,1}" becomes two specs."""
     found = re.search(r"\{([^{}]*)\}", spec)
     if found is None:
         if "{" in spec or "}" in spec:

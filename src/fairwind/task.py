@@ -1,4 +1,4 @@
-"""A task: what is to be learnt, from whose data, how clients train, and how they are judged."""
+"""A task: a model, the clients' data, how clients train and how they are scored."""
 
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
@@ -15,25 +15,25 @@ from fairwind.scores import accuracy, as_scores
 
 @dataclass(frozen=True)
 class Task:
-    """A model and the data of its clients. Whatever trains, trains a task."""
+    """A model and the data of its clients; every way to train takes a task."""
 
     model: Model
-    """A module, whose weights are where training begins; or a function that makes one, with weights drawn by
-    the seed of each run."""
+    """A module, with whose weights training starts; or a function that creates one, with initial weights
+    drawn from each run's seed."""
     federation: Federation
     _: KW_ONLY
     loss: Any = cross_entropy
-    """A function of outputs and targets that gives each sample's loss (B,), or a loss of PyTorch's."""
+    """A function of outputs and targets that returns each sample's loss (B,), or one of PyTorch's losses."""
     score: Any = accuracy
-    """How test samples are judged: one of `fairwind.scores`, a function that gives each sample's number (B,),
-    larger being better, or several; the first is the one that is shown."""
+    """How test samples are scored: one of `fairwind.scores`, a function that returns one number per sample
+    (B,), larger being better, or several; the first is the main one."""
     solver: Solver = field(default_factory=Solver)
     """How clients train."""
     rounds: int = 100
     name: str = ""
-    """What results are called by; the federation's name if not given."""
+    """Its name in results; the federation's name if not given."""
     source: str = field(default="", repr=False)
-    """How a command line finds it: a setup such as cifar10:beta=0.1, or FILE.py:NAME."""
+    """How the command line finds it: a setup such as cifar10:beta=0.1, or FILE.py:NAME."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.federation, Federation):
@@ -57,5 +57,5 @@ class Task:
         return loss, *(score.name for score in as_scores(self.score))
 
     def sourced(self, source: str) -> "Task":
-        """The same, as found by a command line."""
+        """The same task, as found by the command line."""
         return replace(self, source=source)

@@ -1,4 +1,4 @@
-"""For authors of algorithms: what the contract asks of one, checked by one call."""
+"""For authors of algorithms: tests the contract in one call."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ P, CLIENTS = 7, 6  # parameters of the made-up models, and clients
 
 
 class Round(NamedTuple):
-    """What a round leads to."""
+    """The results of a round."""
 
     x: Tensor
     state: Any
@@ -34,11 +34,11 @@ class Round(NamedTuple):
 
 
 def check_algorithm(algorithm: AnyAlgorithm) -> None:
-    """Raises AssertionError, and says what is wrong, unless the algorithm keeps the contract.
+    """Raises AssertionError, with the reason, if the algorithm violates the contract.
 
     A client's contribution depends on that client alone. A client that is not usable adds nothing. Sums may
-    be formed in any grouping. Functions change nothing they are given, and depend on nothing else. The state
-    keeps its shapes, and the model moves down where all clients agree.
+    be computed in any grouping. Functions are pure: they do not change their arguments, and depend on nothing
+    else. The state keeps its shapes. If all clients agree, the model moves in their descent direction.
     """
     assert is_algorithm(algorithm), f"{algorithm!r} is not a fairwind.Algorithm, or of another of its types"
     assert algorithm.probe in ("none", "loss", "gradient"), f"probe={algorithm.probe!r} is unknown"
@@ -50,7 +50,7 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
 
 
 def reports(clients: int, seed: int) -> tuple[Report, Tensor]:
-    """Made-up reports, and the updates δ (K, P) that they are of."""
+    """Made-up reports, and their updates δ (K, P)."""
     draw = torch.Generator().manual_seed(seed)
     delta = torch.randn(clients, P, generator=draw, dtype=torch.float64)
 
@@ -65,7 +65,7 @@ def reports(clients: int, seed: int) -> tuple[Report, Tensor]:
 def rehearse(algorithm: AnyAlgorithm, x: Tensor, state: Any, report: Report, delta: Tensor) -> Round:
     """A round of an algorithm of any type on made-up reports and updates δ (K, P) of all K clients.
 
-    Clients' memories are zero, and their mean gradient is the mean update, weighed by size.
+    Clients' memories are zero, and their mean gradient is the mean update, weighted by size.
     """
     if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
         usable = usable_clients(algorithm, report)
@@ -89,7 +89,7 @@ def rehearse(algorithm: AnyAlgorithm, x: Tensor, state: Any, report: Report, del
 
 
 def client_numbers(algorithm: AnyAlgorithm, state: Any, report: Report) -> list[Tensor]:
-    """All that clients compute by, as numbers."""
+    """Everything that clients compute, as numbers."""
     if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
         return []
     part = algorithm.client(report)
@@ -185,13 +185,13 @@ def _unusable_adds_nothing(algorithm: SumAlgorithm) -> None:
 
 
 def _needed(algorithm: AnyAlgorithm) -> tuple[str, ...]:
-    """What a report must have."""
+    """The fields of a report that must be finite."""
     fields = {"none": ("update_norm",), "loss": ("update_norm", "loss")}
     return fields.get(algorithm.probe, ("update_norm", "loss", "grad_norm"))
 
 
 def _absent_is_unusable(algorithm: AnyAlgorithm) -> None:
-    """Whoever is not usable might as well not be there."""
+    """Checks that an unusable client has no effect."""
     for name in ("size", *_needed(algorithm)):
         report, delta = reports(CLIENTS, seed=3)
         spoilt = getattr(report, name).clone()

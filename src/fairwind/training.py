@@ -1,4 +1,4 @@
-"""Training a comparison to its end: with progress, checkpoints and results, from Python or a command line."""
+"""Trains a comparison with progress, checkpoints and results, from Python or the command line."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from fairwind.results import Evaluated, warnings_of
 
 
 class Messages(Console):
-    """Standard error: shows what users wrote as they did, and falls silent where nobody reads it."""
+    """A console on standard error, without markup, that ignores a closed pipe."""
 
     def on_broken_pipe(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # training goes on
@@ -36,10 +36,10 @@ def train(
     after_evaluation: Evaluated | None = None,
     save_last: bool = True,
 ) -> None:
-    """The rounds that are left.
+    """Trains the remaining rounds.
 
-    With a directory, checkpoints go there every so many seconds, and the history line by line. Ctrl-C, or a
-    request to terminate, saves first and says how to go on: by `again`. Without a console nothing is said.
+    With a directory, writes a checkpoint every so many seconds, and the history line by line. Ctrl-C or
+    SIGTERM saves first and prints how to resume: by `again`. Without a console nothing is printed.
     """
     console = console or Console(quiet=True)
     stop, written = Interrupt(console), len(simulation.history)
@@ -87,7 +87,7 @@ def train(
 
 
 def help_along(simulation: Simulation) -> None:
-    """The rounds that are left, on a rank that only trains: rank 0 speaks, writes and stops for all."""
+    """Trains the remaining rounds on a rank other than 0; rank 0 prints, writes and decides when to stop."""
     stop = Interrupt(Console(quiet=True))
 
     def after_round() -> None:
@@ -144,7 +144,7 @@ def _standing(simulation: Simulation, *, short: bool = False) -> str:
 
 
 class Interrupt:
-    """Turns Ctrl-C, or a request to terminate, into a wish to stop after this round; a second stops now."""
+    """Turns Ctrl-C or SIGTERM into a request to stop after this round; a second one stops at once."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.asked, self.saved = console, False, False

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def _named(builder: Callable[P, A]) -> Callable[P, A]:
-    """The same builder; what it makes is named by its spec, as in "adafedadam:alpha=2"."""
+    """The same builder, whose algorithms are named by their spec, as in "adafedadam:alpha=2"."""
     defaults = {name: default for name, (_, default) in parameters(builder).items()}
 
     @wraps(builder)
@@ -139,18 +139,18 @@ ACCELERATED = (
 SETS = {"paper": PAPER, "fair": FAIR, "accelerated": ACCELERATED, "all": tuple(REGISTRY)}
 
 NEEDS: dict[type, str] = {
-    Algorithm: "one sum over clients: run anywhere, under secure aggregation too",
-    LocalAlgorithm: "one sum, and local steps that the algorithm bends",
-    GradientAlgorithm: "the clients' mean full gradient besides",
-    MemoryAlgorithm: "a vector that each client keeps from round to round",
-    PersonalAlgorithm: "a model that each client trains for itself",
-    CohortAlgorithm: "a server that sees every client's report before it weighs them",
-    GramAlgorithm: "and the inner products of all updates",
+    Algorithm: "one sum over clients: run anywhere, also under secure aggregation",
+    LocalAlgorithm: "one sum, and modified local steps",
+    GradientAlgorithm: "also the clients' mean full gradient",
+    MemoryAlgorithm: "a vector that each client keeps between rounds",
+    PersonalAlgorithm: "a personal model for each client",
+    CohortAlgorithm: "a server that sees all reports before it weights the clients",
+    GramAlgorithm: "also the inner products of all updates",
 }
 
 
 def with_sets(given: Iterable[T]) -> tuple[T | str, ...]:
-    """Names and specs, with sets such as "fair" replaced by what is in them and is not there already."""
+    """Names and specs, with sets such as "fair" replaced by their members, without duplicates."""
     given = list(given)
     found: list[T | str] = []
     for each in given:

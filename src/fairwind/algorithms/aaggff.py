@@ -1,4 +1,4 @@
-"""The server learns clients' weights round by round, as one learns a portfolio: losses are returns.
+"""The server learns clients' weights by online portfolio selection, with losses as returns.
 
 Hahn, Kim, Lee: Pursuing Overall Welfare in Federated Learning through Sequential Decision Making.
 ICML 2024, Algorithms 2 (AAggFF-S, all clients in each round) and 3 (AAggFF-D, some).
@@ -30,7 +30,7 @@ CDFS: dict[Cdf, Callable[[Tensor], Tensor]] = {
 
 class State(NamedTuple):
     p: Tensor  # (K,) the weights decided last
-    linear: Tensor  # (K,) what the past adds to the next decision: Σg; with −β·⟨g, p⟩·g for "silo"
+    linear: Tensor  # (K,) linear term of the next decision: Σg; with −β·⟨g, p⟩·g for "silo"
     square: Tensor  # (K, K) Σg·gᵀ for "silo", else (0, 0)
     rounds: Tensor
 
@@ -68,7 +68,7 @@ def aaggff(*, form: Form = "silo", cdf: Cdf = "weibull", lr: float = 1.0) -> Coh
 
 
 def _newton(s: State, client: Tensor, returns: Tensor) -> State:
-    """Least Σ⟨g, p⟩ + α/2·‖p‖² + β/2·Σ⟨g, p − p_τ⟩²; an absent client's return is the others' mean."""
+    """Minimises Σ⟨g, p⟩ + α/2·‖p‖² + β/2·Σ⟨g, p − p_τ⟩²; absent clients' returns are the others' mean."""
     clients = len(s.p)
     bound = 1 / clients  # L∞, of returns and gradients
     alpha, beta = 4 * clients * bound, 1 / (4 * bound)
@@ -83,13 +83,13 @@ def _newton(s: State, client: Tensor, returns: Tensor) -> State:
 
 
 def _leader(s: State, client: Tensor, returns: Tensor) -> State:
-    """Least Σ⟨g, p⟩ + L∞·√(t + 1)/√log K·Σp·log p, g from doubly robust returns.
+    """Minimises Σ⟨g, p⟩ + L∞·√(t + 1)/√log K·Σp·log p, with g from doubly robust returns.
 
-    The gradient is that of −log(1 + ⟨p, r⟩), linearised around the mean return. A part of it that is the same
-    for all clients is left out: no p changes by it.
+    The gradient is that of −log(1 + ⟨p, r⟩), linearised around the mean return. A part that is the same for
+    all clients is omitted: it does not change p.
     """
     clients = len(s.p)
-    share = len(client) / clients  # C, of clients sampled
+    share = len(client) / clients  # C, the share of sampled clients
     r = returns * share
     mean = r.mean()
     robust = mean.expand_as(s.p).index_copy(0, client, mean + (r - mean) / share)

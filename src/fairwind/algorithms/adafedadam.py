@@ -1,4 +1,4 @@
-"""Fair and fast: normalised updates, weights that follow the lag, and an Adam that adapts by certainty.
+"""Normalised updates, weights by lag, and a server-side Adam whose step adapts to the certainty.
 
 Ju, Zhang, Toor, Hellander: Accelerating Fair Federated Learning: Adaptive Federated Adam.
 IEEE Transactions on Machine Learning in Communications and Networking, 2024, Algorithms 1 and 2.
@@ -37,10 +37,10 @@ def adafedadam(
     eps: float = 1e-8,
     warmup: int | None = 6,
 ) -> Algorithm[State, Sums]:
-    """AdaFedAdam; larger `alpha` is fairer, and the rest are Adam's own defaults.
+    """AdaFedAdam; a larger `alpha` gives lagging clients more weight. Other defaults are Adam's.
 
     The paper's text steps by C·η, its Algorithm 1 by η, its authors' code by η for six rounds and then
-    by C·η. `warmup` is that number of rounds: 0 is the text, None the printed line.
+    by C·η. `warmup` is that number of rounds: 0 is the text, None is Algorithm 1 as printed.
     """
     in_range(0, math.inf, alpha=alpha, lr=lr, warmup=warmup or 0)
     positive(eps=eps)
@@ -52,12 +52,12 @@ def adafedadam(
         return State(torch.zeros_like(x), torch.zeros_like(x), one, one, torch.zeros_like(one), one)
 
     def client(r: Report) -> Contribution[Sums]:
-        # A client with no gradient or no update has nothing to say: zero update, C = 1, its weight counted.
+        # Without a gradient or an update, η′ is undefined: zero update, C = 1, and the weight counts.
         speaks = (r.grad_norm > 0) & (r.update_norm > 0)
         rate = torch.where(speaks, r.update_norm / r.grad_norm, r.lr)  # η′
         certainty = (torch.log(rate / r.lr) + 1).clamp(min=0)  # C_k; below 0 it would make β^C > 1
         lag = nonnegative(r.loss) / nonnegative(r.loss0)  # I_k
-        lag = torch.where(r.loss0 == 0, 1.0, lag)  # a first loss of 0 measures no lag
+        lag = torch.where(r.loss0 == 0, 1.0, lag)  # the lag is undefined
         weight = r.size * lag**alpha
         return Contribution(torch.where(speaks, weight / rate, 0.0), Sums(weight, weight * certainty))
 
@@ -68,7 +68,7 @@ def adafedadam(
         product1, product2 = s.product1 * beta1_t, s.product2 * beta2_t
         m = beta1_t * s.m + (1 - beta1_t) * g
         v = beta2_t * s.v + (1 - beta2_t) * g**2
-        moves = c > 0  # with C = 0 the moments stay (β = 1), and so does the model
+        moves = c > 0  # with C = 0, moments (β = 1) and model do not change
         m_hat = m / torch.where(moves, 1 - product1, 1.0)
         v_hat = v / torch.where(moves, 1 - product2, 1.0)
         lr_t = lr * torch.where(s.rounds >= start, c, 1.0)  # ηₜ

@@ -1,4 +1,4 @@
-"""The model for the worst mixture of clients: λ climbs on their losses, the model descends on λ's.
+"""Minimax over mixtures of clients: λ ascends on their losses, the model descends on the λ-weighted loss.
 
 Mohri, Sivek, Suresh: Agnostic Federated Learning. ICML 2019, Algorithm 1 (Stochastic-AFL).
 """
@@ -21,10 +21,10 @@ class State(NamedTuple):
 
 
 def afl(*, lr_lambda: float = 0.1, lr: float = 1.0) -> CohortAlgorithm[State]:
-    """AFL: `lr_lambda` is λ's rate and `lr` the server's. The average of all models is evaluated, too.
+    """AFL with learning rates `lr_lambda` of λ and `lr` of the server; also evaluates the averaged model.
 
-    Absent clients count for λ with the mean loss of those present. The updates of these are weighed by their
-    shares of λ; if they have none, the model stays.
+    For λ, absent clients get the mean loss of those present. Updates of those present are weighted by their
+    shares of λ; if these are all 0, the model does not change.
     """
     in_range(0, math.inf, lr_lambda=lr_lambda, lr=lr)
 

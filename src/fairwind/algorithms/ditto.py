@@ -1,4 +1,4 @@
-"""FedAvg, beside which each client trains a model of its own that is pulled to the global one.
+"""FedAvg, and a personal model for each client that is pulled towards the global one.
 
 Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization.
 ICML 2021, Algorithm 1.
@@ -12,9 +12,9 @@ from fairwind.errors import in_range
 
 
 def ditto(*, lam: float = 1.0, lr: float = 1.0) -> PersonalAlgorithm[Stateless, Sums]:
-    """Ditto with its λ; the global model is FedAvg's, and personal ones begin at the first global one.
+    """Ditto with its λ; the global model is FedAvg's, and personal ones start at the first global one.
 
-    With λ = 0 clients learn alone; the larger it is, the nearer they stay to the global model.
+    With λ = 0 clients train alone; a larger λ keeps them closer to the global model.
     """
     in_range(0, math.inf, lam=lam)
     mean = fedavg(lr=lr)

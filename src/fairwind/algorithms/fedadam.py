@@ -29,9 +29,9 @@ class Moments(NamedTuple):
 def fedadam(
     *, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, corrected: bool = True
 ) -> Algorithm[Moments, Sums]:
-    """FedAdam with Adam's centralised defaults, as the AdaFedAdam paper runs it.
+    """FedAdam with Adam's usual defaults, as in the AdaFedAdam paper.
 
-    `corrected=False` is Reddi's own form: no bias correction, and v₀ = ε² (they take β₂ 0.99, ε 1e-3).
+    `corrected=False` is Reddi et al.'s form: no bias correction, and v₀ = ε² (they use β₂ 0.99, ε 1e-3).
     """
     in_range(0, 1, beta2=beta2)
 
@@ -44,7 +44,7 @@ def fedadam(
 def fedyogi(
     *, lr: float = 1e-2, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3
 ) -> Algorithm[Moments, Sums]:
-    """FedYogi: the second moment moves by a bounded amount. Reddi et al. tune `lr` for each task."""
+    """FedYogi: the second moment changes by a bounded amount. Reddi et al. tune `lr` for each task."""
     in_range(0, 1, beta2=beta2)
 
     def second(v: Tensor, g: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ class Sums(NamedTuple):
 
 
 def fedavg(*, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
-    """FedAvg with server rate `lr`; 1 is the plain mean."""
+    """FedAvg with server learning rate `lr`; 1 is the plain mean."""
     in_range(0, math.inf, lr=lr)
 
     def client(r: Report) -> Contribution[Sums]:

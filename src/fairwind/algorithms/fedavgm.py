@@ -1,8 +1,8 @@
-"""FedAvg whose server keeps a momentum of the mean updates.
+"""FedAvg with momentum on the server.
 
 Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification. arXiv 1909.06335, 2019: FedAvgM. SlowMo (Wang, Tantia, Ballas, Rabbat, ICLR 2020, Algorithm 1)
-takes the same steps as long as the local rate stays the same.
+takes the same steps if the local learning rate is constant.
 """
 
 import math
@@ -21,7 +21,7 @@ class State(NamedTuple):
 
 
 def fedavgm(*, beta: float = 0.9, lr: float = 1.0) -> Algorithm[State, Sums]:
-    """FedAvgM with server rate `lr`; β = 0 is FedAvg."""
+    """FedAvgM with server learning rate `lr`; β = 0 is FedAvg."""
     in_range(0, 1, beta=beta)
     in_range(0, math.inf, lr=lr)
 

@@ -1,4 +1,4 @@
-"""Local steps that mix the gradient with the direction in which all clients moved in the last round.
+"""Local steps that mix the gradient with the clients' mean direction of the last round.
 
 Xu, Wang, Wang, Yao: FedCM: Federated Learning with Client-level Momentum. arXiv 2106.10874, 2021.
 """
@@ -23,7 +23,7 @@ class State(NamedTuple):
 
 
 def fedcm(*, alpha: float = 0.1, lr: float = 1.0) -> LocalAlgorithm[State, Sums]:
-    """FedCM with server rate `lr`; α is the gradient's share of a step, and α = 1 is FedAvg."""
+    """FedCM with server learning rate `lr`; α is the gradient's share of a step, and α = 1 is FedAvg."""
     positive(alpha=alpha)
     if alpha > 1:
         raise InputError(f"alpha={alpha} is out of range: 0 < alpha ≤ 1")

@@ -1,4 +1,4 @@
-"""Each client's loss is tilted by what it remembers, so that local optima come to agree with the global one.
+"""Dynamic regularization of each client's loss, which aligns local optima with the global one.
 
 Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization.
 ICLR 2021, Algorithm 1.
@@ -18,12 +18,12 @@ class Sums(NamedTuple):
 
 
 class State(NamedTuple):
-    h: Tensor  # (P,) the mean of all clients' memories g_k
+    h: Tensor  # (P,) the mean of all clients' g_k
     clients: Tensor  # m
 
 
 def feddyn(*, alpha: float = 0.01) -> MemoryAlgorithm[State, Sums]:
-    """FedDyn; clients count alike, whatever their sizes. A larger α holds them nearer to the global model."""
+    """FedDyn; clients are weighted equally. A larger α keeps them closer to the global model."""
     positive(alpha=alpha)
 
     def init(x: Tensor, clients: int) -> State:

@@ -1,4 +1,4 @@
-"""Clients weigh by e^{F/τ}, the weights of largest entropy for a given mean loss.
+"""Clients are weighted by e^{F/τ}, the weights of largest entropy for a given mean loss.
 
 Wang, Wang, Karimireddy, Tang: FedEBA+: Towards Fair and Effective Federated Learning via Entropy-Based Model.
 arXiv 2301.12407: its aggregation alone, without the alignment of gradients and models.
@@ -14,9 +14,9 @@ from fairwind.errors import in_range, positive
 
 
 def fedeba(*, tau: float = 0.1, sized: bool = False, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
-    """FedEBA+'s aggregation; where it is `sized`, a client's prior weight is its size, and otherwise 1.
+    """FedEBA+'s aggregation; with `sized`, weights are multiplied by the clients' sizes.
 
-    Losses beyond ±600·τ count as if they were that. `lr` is the server's rate.
+    Losses are clamped to ±600·τ. `lr` is the server's learning rate.
     """
     positive(tau=tau)
     in_range(0, math.inf, lr=lr)

@@ -1,4 +1,4 @@
-"""FedAvg whose server steps farther, the more the clients' updates differ.
+"""FedAvg with a larger server step, the more the clients' updates differ.
 
 Jhunjhunwala, Wang, Joshi: FedExP: Speeding Up Federated Averaging via Extrapolation. ICLR 2023, Algorithm 1.
 """
@@ -22,7 +22,7 @@ class State(NamedTuple):
 
 
 def fedexp(*, eps: float = 1e-3) -> Algorithm[State, Sums]:
-    """FedExP; a larger `eps` keeps the server's rate nearer to 1, which is FedAvg."""
+    """FedExP; a larger `eps` keeps the server's learning rate closer to 1, which is FedAvg."""
     positive(eps=eps)
 
     def init(x: Tensor) -> State:

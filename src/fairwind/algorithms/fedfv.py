@@ -1,4 +1,4 @@
-"""Updates that contradict one another are projected until they do not, then averaged.
+"""Updates with conflicting directions are projected until they agree, then averaged.
 
 Wang, Fan, Qi, Wen, Wang, Yu: Federated Learning with Fair Averaging. IJCAI 2021, Algorithms 1 and 2.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 from fairwind.contract import Cohort, GramAlgorithm, Stateless
 from fairwind.errors import in_range
 
-CANCELLED = 1e-5  # a direction this much shorter than its parts is rounding
+CANCELLED = 1e-5  # a direction this much shorter than its parts is rounding error
 
 
 def fedfv(*, alpha: float = 0.1, lr: float = 1.0) -> GramAlgorithm[Stateless]:
@@ -21,7 +21,7 @@ def fedfv(*, alpha: float = 0.1, lr: float = 1.0) -> GramAlgorithm[Stateless]:
 
     def weigh(s: Stateless, cohort: Cohort, gram: Tensor) -> tuple[Tensor, Stateless]:
         coef = _projected(alpha, cohort.report.loss, gram).mean(0)  # of δ₁, δ₂, … in g
-        against = (gram @ coef < 0).to(gram.dtype)  # who is still contradicted
+        against = (gram @ coef < 0).to(gram.dtype)  # conflicts that remain
         dot = against @ gram @ coef
         coef = coef - torch.where(dot < 0, dot / (against @ gram @ against), 0) * against
         length = (coef @ gram @ coef).clamp(min=0).sqrt()

@@ -1,4 +1,4 @@
-"""The direction that all clients agree on: the shortest mixture of their unit-length updates.
+"""A common descent direction: the shortest convex combination of the normalised updates.
 
 Hu, Shaloudegi, Zhang, Yu: Federated Learning Meets Multi-Objective Optimization.
 IEEE Transactions on Network Science and Engineering 2022, Algorithm 1 (FedMGDA+).
@@ -22,10 +22,10 @@ class State(NamedTuple):
 def fedmgda(
     *, eps: float = 0.2, sized: bool = False, lr: float = 1.0, decay: float = 1.0
 ) -> GramAlgorithm[State]:
-    """FedMGDA+: no weight is farther than `eps` from λ₀, which is uniform, or by size where it is `sized`.
+    """FedMGDA+: weights are within `eps` of λ₀, which is uniform or, with `sized`, proportional to sizes.
 
-    With eps ≥ 1 no client's loss rises to first order; with 0 the weights are λ₀. The server's rate is `lr`,
-    times `decay` after each round.
+    With eps ≥ 1 no client's loss increases to first order; with 0 the weights are λ₀. The server's learning
+    rate is `lr`, multiplied by `decay` after each round.
     """
     in_range(0, math.inf, eps=eps, lr=lr, decay=decay)
 
@@ -34,7 +34,7 @@ def fedmgda(
 
     def weigh(s: State, cohort: Cohort, gram: Tensor) -> tuple[Tensor, State]:
         norm = gram.diagonal().sqrt()
-        (moved,) = torch.nonzero(norm, as_tuple=True)  # an update of zero has no direction
+        (moved,) = torch.nonzero(norm, as_tuple=True)  # a zero update has no direction
         coef = torch.zeros_like(norm)
         if len(moved) == 0:
             return coef, s

@@ -1,4 +1,4 @@
-"""Updates normalised by their number of local steps, so that no client pulls harder by stepping more.
+"""Updates normalised by their number of local steps, so that more steps do not mean more weight.
 
 Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous
 Federated Optimization. NeurIPS 2020.
@@ -21,7 +21,7 @@ class Sums(NamedTuple):
 def fednova(*, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
     """FedNova with τ_eff = Σ p_k τ_k; with momentum τ is ‖a‖₁, which the solver reports.
 
-    `lr` is the server's rate; 1 is the paper's.
+    `lr` is the server's learning rate; the paper's is 1.
     """
     in_range(0, math.inf, lr=lr)
 

@@ -1,4 +1,4 @@
-"""FedAvg whose clients are pulled back to the model they received.
+"""FedAvg with a proximal term that pulls clients back to the model they received.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks.
 MLSys 2020, Algorithm 2.

@@ -1,7 +1,7 @@
-"""Clients weigh by size and by the rank of their loss, which pulls all losses together.
+"""Clients are weighted by size and by the rank of their loss, which makes losses more equal.
 
 Yue, Nouiehed, Al Kontar: GIFAIR-FL: A Framework for Group and Individual Fairness in Federated Learning.
-INFORMS Journal on Data Science 2023, Algorithm 1 with each client a group of its own.
+INFORMS Journal on Data Science 2023, Algorithm 1 with each client as its own group.
 """
 
 import math
@@ -14,7 +14,7 @@ from fairwind.errors import in_range
 
 
 def gifair(*, lam: float = 0.1, lr: float = 1.0) -> CohortAlgorithm[Stateless]:
-    """GIFAIR-FL: `lam` is λ as a share of the largest that leaves all weights positive; 0 is FedAvg."""
+    """GIFAIR-FL: `lam` is λ relative to the largest λ without negative weights; 0 is FedAvg."""
     in_range(0, 1, lam=lam)
     in_range(0, math.inf, lr=lr)
 
@@ -31,7 +31,7 @@ def gifair(*, lam: float = 0.1, lr: float = 1.0) -> CohortAlgorithm[Stateless]:
 
 
 def rank(loss: Tensor) -> Tensor:
-    """r_k = Σ_j sign(F_k − F_j): how many losses are smaller, less how many are larger."""
+    """r_k = Σ_j sign(F_k − F_j): the number of smaller losses minus the number of larger ones."""
     ordered = loss.sort().values
     below = torch.searchsorted(ordered, loss)
     return (below + torch.searchsorted(ordered, loss, right=True) - len(loss)).double()

@@ -1,4 +1,4 @@
-"""Local steps with the server's momentum, which stays as it is during a round.
+"""Local steps with the server's momentum, which is fixed during a round.
 
 Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh: Breaking the Centralized Barrier for Cross-Device
 Federated Learning. NeurIPS 2021, Algorithm 1 with SGD with momentum.
@@ -20,7 +20,7 @@ class State(NamedTuple):
 
 
 def mimelite(*, beta: float = 0.9, lr: float = 1.0) -> GradientAlgorithm[State, Sums]:
-    """MimeLite: clients step down (1 − β)·g + β·m; then m moves towards their mean full gradient."""
+    """MimeLite: local steps use (1 − β)·g + β·m; then m moves towards the clients' mean full gradient."""
     return _mime(beta, lr, corrected=False)
 
 

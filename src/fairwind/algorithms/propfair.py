@@ -1,4 +1,4 @@
-"""Local steps on −log(1 − ℓ/M) of each batch's loss ℓ, which grows steep where a client does badly.
+"""Local steps on −log(1 − ℓ/M) of each batch's loss ℓ, which is steeper for larger losses.
 
 Zhang, Malekmohammadi, Chen, Yu: Proportional Fairness in Federated Learning. TMLR 2023, Algorithm 1.
 """
@@ -12,15 +12,15 @@ from fairwind.errors import positive
 
 
 def propfair(*, m: float = 2.0, near: float = 0.2, lr: float = 1.0) -> LocalAlgorithm[Stateless, Sums]:
-    """PropFair with its M, a loss that clients are to stay below; a large one comes near FedAvg's direction.
+    """PropFair with its M, an upper bound on losses; for large M its direction approaches FedAvg's.
 
-    A batch with M − ℓ below `near` counts by ℓ/M instead.
+    If M − ℓ of a batch is below `near`, its loss is ℓ/M instead.
     """
     positive(m=m, near=near)
     mean = fedavg(lr=lr)
 
     def scale(loss: Tensor) -> Tensor:
-        """The derivative by ℓ."""
+        """The derivative with respect to ℓ."""
         return torch.where(m - loss < near, 1 / m, 1 / (m - loss))
 
     return LocalAlgorithm(mean.init, mean.client, mean.server, mean.probe, Local(scale))

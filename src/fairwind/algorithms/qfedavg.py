@@ -1,4 +1,4 @@
-"""Clients with larger loss weigh more, by F^q; the step adapts through an estimated Lipschitz constant.
+"""Clients are weighted by F^q; the step adapts through an estimated Lipschitz constant.
 
 Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning. ICLR 2020, Algorithm 2.
 """
@@ -17,11 +17,11 @@ class Sums(NamedTuple):
 
 
 def qfedavg(*, q: float = 1.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
-    """q-FedAvg; q = 0 is the unweighted mean of the clients' models, with the paper's server rate of 1."""
+    """q-FedAvg; q = 0 with the paper's `lr` of 1 is the unweighted mean of the clients' models."""
     in_range(0, math.inf, q=q, lr=lr)
 
     def client(r: Report) -> Contribution[Sums]:
-        loss = nonnegative(r.loss) + 1e-10  # F, kept off zero as the authors do, for q < 1
+        loss = nonnegative(r.loss) + 1e-10  # F, made positive as the authors do, for q < 1
         lipschitz = 1 / r.lr  # L
         coef = lipschitz * loss**q
         h = q * loss ** (q - 1) * (lipschitz * r.update_norm) ** 2 + coef

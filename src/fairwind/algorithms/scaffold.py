@@ -1,4 +1,4 @@
-"""Control variates: each client's steps are corrected by how its gradients differ from all clients'.
+"""Control variates correct each client's steps by how its gradients differ from the mean gradient.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated
 Learning. ICML 2020, Algorithm 1 with option II.
@@ -24,7 +24,7 @@ class State(NamedTuple):
 
 
 def scaffold(*, lr: float = 1.0) -> MemoryAlgorithm[State, Sums]:
-    """SCAFFOLD; clients count alike, whatever their sizes, and `lr` is the server's rate."""
+    """SCAFFOLD; clients are weighted equally, and `lr` is the server's learning rate."""
     in_range(0, math.inf, lr=lr)
 
     def init(x: Tensor, clients: int) -> State:

@@ -1,4 +1,4 @@
-"""Clients with larger loss weigh more, by e^{tF}: between the mean loss and the largest.
+"""Clients are weighted by e^{tF}: between the mean loss and the largest loss.
 
 Li, Beirami, Sanjabi, Smith: Tilted Empirical Risk Minimization. ICLR 2021,
 Algorithm 1 with clients as groups.
@@ -20,9 +20,9 @@ class Sums(NamedTuple):
 
 
 def term(*, t: float = 0.1, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
-    """TERM: t = 0 weighs by size, and a large t leaves only the client of the largest loss.
+    """TERM: t = 0 weights by size, and a large t leaves only the client with the largest loss.
 
-    Losses with t·F beyond ±600 count as if it were ±600. `lr` is the server's rate.
+    t·F is clamped to ±600. `lr` is the server's learning rate.
     """
     in_range(0, math.inf, t=t, lr=lr)
 
@@ -37,5 +37,5 @@ def term(*, t: float = 0.1, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
 
 
 def tilt(t: float, loss: Tensor) -> Tensor:
-    """e^{t·loss}, which neither overflows nor vanishes."""
+    """e^{t·loss}, clamped so that it neither overflows nor vanishes."""
     return (t * loss.double()).clamp(-STEEPEST, STEEPEST).exp()

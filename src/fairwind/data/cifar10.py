@@ -1,4 +1,4 @@
-"""CIFAR-10: the 50,000 training images, dealt to clients by a Dirichlet distribution over the classes.
+"""CIFAR-10: the 50,000 training images, partitioned by a Dirichlet distribution over the classes.
 
 Krizhevsky: Learning Multiple Layers of Features from Tiny Images. 2009.
 """
@@ -39,7 +39,7 @@ ARRAYS = {
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
-    ("_codecs", "encode"),  # bytes pickled anew by Python 3
+    ("_codecs", "encode"),  # bytes pickled by Python 3
 }
 
 
@@ -73,7 +73,7 @@ def _unpickled(file: Path) -> tuple[Any, Any]:
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads arrays, and runs nothing else that a file might ask for."""
+    """Unpickles arrays only; any other code in the file is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module.replace("numpy.core", "numpy._core"), name) in ARRAYS:
@@ -84,7 +84,7 @@ class _Arrays(pickle.Unpickler):
 def cifar10(
     samples: Samples, *, clients: int = 16, beta: float | Literal["iid"] = 0.05, seed: int = 0
 ) -> tuple[Federation, Notes]:
-    """CIFAR-10's training images dealt to clients by Dir(beta) over the classes, or evenly with beta=iid.
+    """CIFAR-10's training images, partitioned by Dir(beta) over the classes, or evenly with beta=iid.
 
     Krizhevsky: Learning Multiple Layers of Features from Tiny Images. 2009.
     """

@@ -1,4 +1,4 @@
-"""A federation: the samples of all clients one after another, and which of them are whose."""
+"""A federation: the samples of all clients, one client after another."""
 
 import hashlib
 import json
@@ -26,17 +26,17 @@ class Federation:
 
     inputs: Samples  # a tensor (N, ...), or a tuple or dict of such
     targets: Samples  # likewise
-    start: Tensor  # (K,) where a client's samples begin
+    start: Tensor  # (K,) where a client's samples start
     train: Tensor  # (K,) training samples of each client
     test: Tensor  # (K,) test samples of each client
     names: tuple[str, ...]
     name: str = "federation"
     classes: int | None = None  # where targets are class labels
-    words: tuple[str, ...] = ()  # where inputs are token ids: what each stands for
-    embedding: Tensor | None = None  # (len(words), D) their pretrained vectors, if there are any
-    class_names: tuple[str, ...] = ()  # what the labels stand for, if known
+    words: tuple[str, ...] = ()  # if inputs are token ids: the word of each
+    embedding: Tensor | None = None  # (len(words), D) pretrained word vectors, if any
+    class_names: tuple[str, ...] = ()  # names of the classes, if known
     origin: Mapping[str, Any] = field(default_factory=dict)  # source, rule and digest of prepared data
-    brought_to: torch.device | None = None  # where samples are needed, if they are kept on the host
+    brought_to: torch.device | None = None  # the computing device, if samples are kept on the host
     groups: tuple[str, ...] = ()  # each client's label, if clients are in groups; also given by their names
 
     def __post_init__(self) -> None:
@@ -61,18 +61,18 @@ class Federation:
         """From a list of clients, or a dict of them by name.
 
         A client is (inputs, targets): tensors, arrays or lists; or tuples or dicts of these. Or it is a
-        dataset of PyTorch's that gives (input, target) for a number; each sample is read once. Or it is
-        {"train": …, "test": …} of such, which stay as they are.
+        PyTorch dataset that returns (input, target) for an index; each sample is read once. Or it is
+        {"train": …, "test": …} of these, which keeps your own split.
 
         A model is called with a tensor as model(x), with a tuple as model(*x), with a dict as model(**x).
         A share `train` of each client's samples (rounded down, at least one) is for training, chosen by
         `seed`; the rest are its test samples. `classes` is one more than the largest label unless given.
-        `groups` are labels of the clients, by their names or in their order: metrics are given by group, too.
+        `groups` are labels of the clients, a dict by name or a list: metrics are then also given by group.
 
-        Sequences of unequal length are padded at their ends to the longest. `pad` is the number that fills,
-        such as 0, or a dict of numbers by the names of inputs; other inputs in it are filled with 0. With
-        pad="lengths" or "mask", zeros fill, and the model gets one more input: lengths (B,), or a mask (B, T)
-        that is true where there is no padding. A dict gets `lengths`, or `attention_mask` of ones and zeros.
+        Sequences of unequal length are padded at the end to the longest. `pad` is the padding value, such as
+        0, or a dict of values by the names of inputs (0 for others). With pad="lengths" or "mask", the
+        padding is 0 and the model gets one more input: lengths (B,), or a mask (B, T) that is true where
+        there is no padding. Inputs in a dict get `lengths`, or `attention_mask` of ones and zeros.
         """
         labels, parts = read_given(clients, names)
         samples = joined(labels, parts, pad)._asdict()
@@ -93,9 +93,9 @@ class Federation:
         name: str = "federation",
         classes: int | None = None,
     ) -> "Federation":
-        """From a pandas data frame with a row for each sample, and columns that name its client and target.
+        """From a pandas data frame with one row per sample, and columns for its client and target.
 
-        Inputs are float32 (N, columns): of all other columns, unless they are named. Targets in a column of
+        Inputs are float32 (N, columns): all other columns, unless `inputs` names them. Targets in a column of
         integers are class labels. A column `split` says train or test in each row, a column `group` the label
         of the client's group.
         """
@@ -119,7 +119,7 @@ class Federation:
         name: str = "federation",
         classes: int | None = None,
     ) -> "Federation":
-        """From a Hugging Face dataset with a column that names each sample's client.
+        """From a Hugging Face dataset with a column for each sample's client.
 
         `inputs` and `targets` are columns of numbers, lists or images, which become uint8 arrays (height,
         width, channels). A list of columns gives a dict. A column `split` says train or test in each row;
@@ -149,8 +149,8 @@ class Federation:
     ) -> "Federation":
         """From all samples together and, for each, the index into `names` of the client it belongs to.
 
-        `test`, if given, says of each whether it is a test sample; then nothing is drawn, and samples stay in
-        their order.
+        `test`, if given, says for each whether it is a test sample; then there is no random split, and
+        samples keep their order.
         """
         if not 0 < train <= 1:
             raise InputError(f"train={train} is out of range: the training share lies in (0, 1]")
@@ -189,7 +189,7 @@ class Federation:
         name: str = "federation",
         classes: int | None = None,
     ) -> "Federation":
-        """From a Hugging Face dataset cut by a partitioner of flwr-datasets, whose `dataset` is set.
+        """From a Hugging Face dataset and a partitioner of flwr-datasets, whose `dataset` is set.
 
         `inputs` and `targets` are columns: numbers, lists of one length, or images, which become uint8
         arrays (height, width, channels).
@@ -237,16 +237,16 @@ class Federation:
 
     @property
     def device(self) -> torch.device:
-        """Where the samples are, or are brought to."""
+        """The device that the samples are on, or are copied to."""
         return self.brought_to or tensors(self.inputs)[0].device
 
     @property
     def bytes(self) -> int:
-        """What the samples take in memory."""
+        """The size of the samples in memory."""
         return sum(t.numel() * t.element_size() for t in (*tensors(self.inputs), *tensors(self.targets)))
 
     def to(self, device: torch.device | str, *, keep_on_host: bool = False) -> "Federation":
-        """The same federation with samples on a device, or brought there when needed; counts stay here."""
+        """The same federation with samples on a device, or copied there when needed; counts do not move."""
         if keep_on_host:
             return replace(self, brought_to=torch.device(device))
         inputs, targets = (mapped(lambda t: t.to(device), part) for part in (self.inputs, self.targets))
@@ -285,7 +285,7 @@ class Federation:
         return counts.view(len(self), self.classes)
 
     def digest(self) -> str:
-        """SHA-256 of everything that training and results depend on: samples, their order, whose they are."""
+        """SHA-256 of everything that training and results depend on: samples, their order, their clients."""
         seen = hashlib.sha256(json.dumps([self.names, self.classes, self.words]).encode())
         table = () if self.embedding is None else (self.embedding,)
         for path, _ in (*named(self.inputs), *named(self.targets)):

@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten digits and letters, a client for each writer.
+"""FEMNIST: handwritten digits and letters, one client per writer.
 
 Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018.
 """

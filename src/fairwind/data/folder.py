@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fairwind.errors import InputError, damaged, shown
 
-DEFLATE = 1032  # no byte of a compressed file stands for more bytes than this
+DEFLATE = 1032  # largest possible compression ratio
 
 
 def read_clients(folder: Path) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
@@ -25,13 +25,13 @@ def read_clients(folder: Path) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
     files = sorted(f for f in folder.iterdir() if f.suffix in READERS)
     if not files:
         raise InputError(f"{folder} holds no {', '.join(READERS)} files, one for each client")
-    # A name that is no UTF-8 on the disk keeps its bytes as halves of characters, which cannot be written.
+    # A file name that is not UTF-8 is decoded with surrogates, which cannot be written.
     names = [f.stem.encode(errors="backslashreplace").decode() for f in files]
     for name, file in zip(names, files, strict=True):
         if names.count(name) > 1:
             raise InputError(f"{file}: client {name!r} has several files; keep one")
     clients = [_read(file) for file in files]
-    # A CSV file does not say whether its targets are labels: they are if all clients' are whole numbers.
+    # CSV has no types: targets are class labels if all clients' are whole numbers.
     if all(_whole(y) for _, y in clients):
         clients = [
             (x, y.long() if f.suffix == ".csv" else y) for f, (x, y) in zip(files, clients, strict=True)
@@ -40,7 +40,7 @@ def read_clients(folder: Path) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
 
 
 def _whole(values: Tensor) -> bool:
-    """Whether all are integers, and small enough for float32 to tell them apart."""
+    """Whether all are integers that float32 represents exactly."""
     return not values.is_floating_point() or bool(((values == values.round()) & (values.abs() < 2**24)).all())
 
 
@@ -70,7 +70,7 @@ def _npz(file: Path) -> dict[str, Any]:
 
 
 def _array(file: Path, content: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """An array of an archive; memory is taken only for what the file can really hold."""
+    """An array of an archive; refuses sizes that the file cannot hold before memory is allocated."""
     with content.open(member) as stream:
         old = np.lib.format.read_magic(stream) == (1, 0)
         header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0

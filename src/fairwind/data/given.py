@@ -1,4 +1,4 @@
-"""Clients as users have them: inputs and targets, own train and test parts, or datasets of PyTorch's."""
+"""Users' clients: inputs and targets, own train and test parts, or PyTorch datasets."""
 
 from collections.abc import Iterable, Sequence, Sized
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from fairwind.data.samples import Samples, kind, named, tensors
 from fairwind.data.values import Values, as_values, is_frame, is_mapping, leaves
 from fairwind.errors import InputError
 
-PLAIN = (str, bytes, tuple, list, range, Tensor, np.ndarray)  # they have samples by number, but are none
+PLAIN = (str, bytes, tuple, list, range, Tensor, np.ndarray)  # they can be indexed, but are not datasets
 FORMS = 'give (inputs, targets), a Dataset, or {"train": …, "test": …} of these'
 
 
@@ -21,19 +21,19 @@ class Part(NamedTuple):
     """Samples of one client: all, or its training or test samples."""
 
     client: str
-    of: str  # "train", "test", or "" for samples that are yet to be split
+    of: str  # "train", "test", or "" for samples without a split
     inputs: Values
     targets: Values
 
 
 class Joined(NamedTuple):
-    """All clients' samples, as `Federation.from_owners` takes them."""
+    """All clients' samples, as arguments of `Federation.from_owners`."""
 
     inputs: Samples
     targets: Samples
     owner: Tensor  # (N,)
     names: tuple[str, ...]
-    test: Tensor | None  # (N,) whether it is a test sample; None where that is yet to be drawn
+    test: Tensor | None  # (N,) whether it is a test sample; None for a random split
 
 
 def read_given(clients: Any, names: Sequence[str] | None) -> tuple[tuple[str, ...], list[Part]]:
@@ -66,7 +66,7 @@ def read_given(clients: Any, names: Sequence[str] | None) -> tuple[tuple[str, ..
 
 
 def joined(names: tuple[str, ...], parts: Sequence[Part], pad: Pad | None = None) -> Joined:
-    """All samples, client after client, once they are alike in shape and type."""
+    """All samples, client after client, after checking that shapes and types agree."""
     filled = [part for part in parts if not _is_empty(part)]
     trained = {part.client for part in filled if part.of != "test"}
     for name in names:
@@ -94,12 +94,12 @@ def joined(names: tuple[str, ...], parts: Sequence[Part], pad: Pad | None = None
 
 
 def _is_empty(part: Part) -> bool:
-    """Whether there are no inputs. Lone numbers, which are no samples, are refused later."""
+    """Whether there are no inputs. Single numbers, which are not samples, are refused later."""
     return not any((isinstance(v, Tensor) and v.ndim == 0) or len(v) for _, v in leaves(part.inputs))
 
 
 def _refuse_whole(clients: Any) -> None:
-    """Refuses what is no collection of clients, with the constructor that takes it."""
+    """Refuses anything but a collection of clients, and names the right constructor."""
     if isinstance(clients, list | tuple):
         return
     remedy = ""
@@ -169,7 +169,7 @@ def _is_number(given: Any) -> bool:
 
 
 def _is_dataset(given: Any) -> bool:
-    """Whether it is a map-style dataset: it has a length, and samples by their number."""
+    """Whether it is a map-style dataset, with a length and samples by index."""
     if isinstance(given, PLAIN) or is_frame(given) or is_mapping(given):
         return False
     return isinstance(given, IterableDataset) or (isinstance(given, Sized) and hasattr(given, "__getitem__"))

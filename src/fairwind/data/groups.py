@@ -34,7 +34,7 @@ def read_groups(names: Sequence[str], given: Groups | None) -> tuple[str, ...]:
 
 
 def check_label(client: str, label: Any) -> None:
-    """Refuses what is no label."""
+    """Refuses invalid labels."""
     if not isinstance(label, str):
         raise InputError(
             f"client {client!r}: its group is {shown(label)}, not a string; write it as one, such as "
@@ -50,7 +50,7 @@ def group_sizes(groups: Sequence[str]) -> dict[str, int]:
 
 
 def of_column(column: str, owners: Sequence[Any], labels: Sequence[Any]) -> dict[str, str]:
-    """Each client's group from a column of a table, in which the rows of a client must agree."""
+    """Each client's group from a column of a table; all rows of a client must agree."""
     found: dict[str, str] = {}
     for owner, label in zip(map(str, owners), labels, strict=True):
         if owner not in found:

@@ -12,13 +12,13 @@ from fairwind.data.values import Ragged, Values, as_values, leaves
 from fairwind.errors import InputError
 
 Pad = float | str | Mapping[str, float]
-"""What fills: a number, or one for each name of a dict's; or what the model gets beside zeros at the end:
-"mask" or "lengths"."""
+"""The padding value, or a dict of values by name; or "mask" or "lengths": zeros, and one more input of the
+model."""
 REMEDY = 'give pad=0 (zeros at their ends), or pad="mask" or pad="lengths" (the model gets these, too)'
 
 
 def as_samples(given: Any, what: str = "inputs") -> Samples:
-    """What a user gave as tensors; sequences of unequal length are refused."""
+    """A user's values as tensors; sequences of unequal length are refused."""
     values = as_values(given, what)
     refuse_ragged("", what, values)
     return cast(Samples, values)
@@ -38,7 +38,7 @@ def refuse_ragged(where: str, what: str, values: Values) -> None:
 def padded(clients: Sequence[str], inputs: Sequence[Any], pad: Pad) -> list[Any]:
     """The inputs, of clients of these names, padded along their second dimension to one length.
 
-    Only what differs in length is padded; a lone tensor is a sequence in any case.
+    Only inputs that differ in length are padded; a single tensor always counts as a sequence.
     """
     if isinstance(pad, bool) or (isinstance(pad, str) and pad not in ("mask", "lengths")):
         raise InputError(f'pad={pad!r} is unknown: give a number, "mask" or "lengths"')
@@ -78,7 +78,7 @@ def _long(value: Tensor | Ragged) -> bool:
 
 
 def _lengths(column: list[Tensor | Ragged]) -> set[int]:
-    """The lengths there are; empty where samples are no sequences."""
+    """The lengths that occur; empty if samples are not sequences."""
     found: set[int] = set()
     for value in column:
         if isinstance(value, Ragged):

@@ -1,4 +1,4 @@
-"""Partitions: which client each sample belongs to, and which of a client's are for training."""
+"""Partitions: which client each sample belongs to, and which samples are for training."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from fairwind.errors import InputError, in_range, positive
 
 Indices = NDArray[np.int64]
 
-DRAWS = 10_000  # tries to give every client enough, before giving up
+DRAWS = 10_000  # draws before giving up
 
 
 # flwr-datasets' NaturalIdPartitioner forms the same clients (tests/test_partition.py), but takes only a
-# Hugging Face dataset, brings matplotlib and seaborn, and holds rich back; this is one call.
+# Hugging Face dataset, installs matplotlib and seaborn, and pins an old rich; this is one call.
 def by_key(keys: Sequence[str]) -> tuple[Indices, list[str]]:
     """One client for each key, in the order of their names: each sample's client, and the names."""
     names = sorted(set(keys))  # NumPy's strings end at a NUL, and are all as long as the longest
@@ -27,7 +27,7 @@ def by_key(keys: Sequence[str]) -> tuple[Indices, list[str]]:
 # flwr-datasets' DirichletPartitioner bounds a client's samples, not its share of the classes, gives up after
 # ten draws, and draws from a stream that NumPy may change.
 def dirichlet(labels: Indices, clients: int, beta: float, seed: int) -> Indices:
-    """Class by class, shares drawn from Dir(β, …, β) over the clients: each sample's client.
+    """Shares of each class drawn from Dir(β, …, β) over the clients: each sample's client.
 
     Redrawn until each client's shares of the classes sum to at least 1/(10·K), as in the authors' code
     (where a comment speaks of 1/(10·K) of all data, which is ten times as much).
@@ -35,7 +35,7 @@ def dirichlet(labels: Indices, clients: int, beta: float, seed: int) -> Indices:
     in_range(1, len(labels) + 1, clients=clients)
     positive(beta=beta)
     in_range(0, 2**32, seed=seed)
-    draw = np.random.RandomState(seed)  # a stream that stays the same for all time
+    draw = np.random.RandomState(seed)  # a generator that NumPy never changes
     classes = np.unique(labels)
     for _ in range(DRAWS):
         shares = draw.dirichlet([beta] * clients, len(classes))
@@ -49,9 +49,9 @@ def dirichlet(labels: Indices, clients: int, beta: float, seed: int) -> Indices:
     )
 
 
-# flwr-datasets' IidPartitioner cuts the data set as it lies, by no seed.
+# flwr-datasets' IidPartitioner splits the dataset in its order, without a seed.
 def iid(labels: Indices, clients: int, seed: int) -> Indices:
-    """Every class dealt out evenly: each sample's client."""
+    """Every class distributed evenly: each sample's client."""
     in_range(1, len(labels) + 1, clients=clients)
     in_range(0, 2**32, seed=seed)
     classes = np.unique(labels)
@@ -62,7 +62,7 @@ def iid(labels: Indices, clients: int, seed: int) -> Indices:
 def _deal(
     draw: np.random.RandomState, labels: Indices, classes: Indices, shares: NDArray[np.float64]
 ) -> Indices:
-    """Every sample to some client: each class shuffled, then cut by the clients' shares of it."""
+    """Each class shuffled, then split by the clients' shares of it: each sample's client."""
     owner = np.empty(len(labels), dtype=np.int64)
     for c, share in zip(classes, shares, strict=True):
         members = np.flatnonzero(labels == c)
@@ -74,7 +74,7 @@ def _deal(
 
 
 def drawn_split(owner: Tensor, size: Tensor, train: float, seed: int) -> tuple[Tensor, Tensor]:
-    """The samples client by client, shuffled within each; and how many of each client's are to train on."""
+    """The samples client by client, shuffled within each, and each client's number of training samples."""
     segment, place = segments(size)
     keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
     within = (size.cumsum(0) - size)[segment] + shuffle(segment, place, keys, len(owner))

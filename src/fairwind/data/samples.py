@@ -13,7 +13,7 @@ Samples = Union[  # noqa: UP007 (a name in quotes cannot be joined by |)
 
 
 def mapped(function: Callable[[Tensor], Any], samples: Any) -> Any:
-    """The same structure with every tensor replaced by what the function makes of it."""
+    """The same structure with the function applied to every tensor."""
     if isinstance(samples, dict):
         return {name: mapped(function, part) for name, part in samples.items()}
     if isinstance(samples, tuple | list):
@@ -27,7 +27,7 @@ def tensors(samples: Any) -> list[Tensor]:
 
 
 def named(samples: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """All tensors with their paths, as in "ids" or "[0]"; that of a lone tensor is empty."""
+    """All tensors with their paths, as in "ids" or "[0]"; the path of a single tensor is empty."""
     if isinstance(samples, Tensor):
         yield path, samples
     elif isinstance(samples, dict):
@@ -58,14 +58,14 @@ def kind(samples: Any) -> str:
 
 
 def class_count(targets: Samples) -> int | None:
-    """One more than the largest label, where targets are class labels."""
+    """One more than the largest label, if targets are class labels."""
     if not isinstance(targets, Tensor) or targets.ndim != 1 or targets.is_floating_point():
         return None
     return int(targets.max()) + 1 if len(targets) and int(targets.min()) >= 0 else None
 
 
 class Hash(Protocol):
-    """What hashlib's hashes are."""
+    """The interface of hashlib's hashes."""
 
     def update(self, data: Any, /) -> None: ...
 

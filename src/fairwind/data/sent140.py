@@ -1,4 +1,4 @@
-"""Sentiment140: tweets that are negative or positive, a client for each user.
+"""Sentiment140: negative and positive tweets, one client per user.
 
 Go, Bhayani, Huang: Twitter Sentiment Classification using Distant Supervision. 2009.
 """
@@ -54,11 +54,11 @@ WORD = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|m|re|ve|ll|d)\b|\w+|[^\w\s]")
 DROPPED = re.compile(r"https?://\S+|www\.\S+|@\w+")
 
 
-Tweet = tuple[str, Any, int | None, Any]  # where it stands, text, label (None is neutral), user
+Tweet = tuple[str, Any, int | None, Any]  # position, text, label (None is neutral), user
 
 
 def _reader(tweets: Callable[[Path], Iterator[Tweet]]) -> Callable[[list[Path]], Samples]:
-    """A reader of files, from one that yields the tweets of a file."""
+    """A reader of all files, from a function that yields the tweets of one file."""
 
     def read(files: list[Path]) -> Samples:
         texts: list[str] = []
@@ -132,7 +132,7 @@ def sent140(
     tokens: int = 25,
     seed: int = 0,
 ) -> tuple[Federation, Notes]:
-    """Sentiment140 by user: those with so many tweets that about `clients` remain; or by groups of users.
+    """Sentiment140 by user, with a minimum of tweets that leaves about `clients`; or by groups of users.
 
     Go, Bhayani, Huang: Twitter Sentiment Classification using Distant Supervision. 2009.
     """
@@ -183,12 +183,12 @@ def sent140(
 
 
 def tokenize(text: str) -> list[str]:
-    """The words and marks of a tweet, cut as GloVe's vocabulary has them."""
+    """The tokens of a tweet, split as in GloVe's vocabulary."""
     return WORD.findall(DROPPED.sub(" ", html.unescape(text)).lower())
 
 
 def _least(tweets: Counter[str], clients: int) -> tuple[int, set[str]]:
-    """The least number of tweets, from 2 on, that leaves the number of users nearest to the one asked for."""
+    """The minimum number of tweets, at least 2, for which the number of users is closest to `clients`."""
     counts = np.array(list(tweets.values()))
     if counts.max() < 2:
         raise InputError("no user has two tweets: take sent140:by=group, or the whole data set")
@@ -203,14 +203,14 @@ def _group(user: str, groups: int) -> str:
 
 
 def _frequent(texts: list[list[str]]) -> list[str]:
-    """The most frequent words, equally frequent ones by the alphabet."""
+    """The most frequent words; ties in alphabetical order."""
     counts = Counter(word for text in texts for word in text)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return [PADDING, UNKNOWN, *ranked[:VOCABULARY]]
 
 
 def _glove(file: Path, wanted: set[str]) -> tuple[list[str], NDArray[np.float32]]:
-    """The wanted words that have vectors, in the file's order, and these; padding and unknown have zeros."""
+    """The wanted words that have vectors, in the file's order, and these; padding and unknown are zeros."""
     words, rows, width = [PADDING, UNKNOWN], [], 0
     try:
         with open(file, encoding="utf-8", newline="\n") as lines:

@@ -1,4 +1,4 @@
-"""Where a data set comes from: the hub, or a folder that holds its files in one of several layouts."""
+"""Sources of datasets: the Hugging Face hub, or a folder with its files in one of several layouts."""
 
 import hashlib
 import io
@@ -17,12 +17,12 @@ from fairwind.data.federation import Federation
 from fairwind.errors import InputError, damaged, first_line, shown
 
 Pixels = NDArray[np.uint8]
-Notes = list[str]  # what a reader or a rule did that its user should know
+Notes = list[str]  # messages for the user
 
 AGAIN = "download it again"
-HALF = re.compile("[\ud800-\udfff]")  # of a character of UTF-16, which no file can be written with
+HALF = re.compile("[\ud800-\udfff]")  # surrogates, which cannot be written to files
 PARQUET = ("**/train*.parquet", "**/train/*.parquet")
-# LEAF's output before its own split; or its two halves, which are put together; or what there is.
+# LEAF's output before its own split; or its two parts, which are joined; or any JSON.
 LEAF = (("**/all_data*.json",), ("**/train/*.json", "**/test/*.json"), ("*.json",))
 
 
@@ -31,27 +31,27 @@ class Samples(NamedTuple):
 
     inputs: Pixels | list[str]
     labels: NDArray[np.int64]
-    owners: list[str]  # writer or user of each sample, where that is known
+    owners: list[str]  # writer or user of each sample, if known
 
 
 class Layout(NamedTuple):
-    """One way in which a folder may hold a data set."""
+    """A layout of a dataset's files in a folder."""
 
     name: str
     patterns: tuple[str, ...]  # of its files in the folder
     read: Callable[[list[Path]], Samples]
-    without: tuple[str, ...] = ()  # names of files that belong to something else
+    without: tuple[str, ...] = ()  # names of files to ignore
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set's home on the hub, the layouts it is read from, and how it becomes a federation."""
+    """A dataset on the hub, the layouts it is read from, and how it becomes a federation."""
 
     repository: str
     revision: str
     files: str  # pattern of the hub's files
     layouts: tuple[Layout, ...]
-    rule: str  # in words; a change of it makes prepared data anew
+    rule: str  # in words; if it changes, data is prepared again
     federate: Callable[..., tuple[Federation, Notes]]  # its keyword parameters are those of the setup's spec
     published: int  # samples of the whole data set
     check: Callable[..., None] = lambda **_: None  # refuses parameters before anything is read
@@ -87,7 +87,7 @@ class Source:
             folder = snapshot_download(
                 self.repository, repo_type="dataset", revision=self.revision, allow_patterns=[self.files]
             )
-        except Exception as error:  # a network has many ways to fail, and the package as many types for them
+        except Exception as error:  # network errors have many types
             raise InputError(
                 f"{self.repository} cannot be downloaded from the Hugging Face hub ({first_line(error)}); "
                 "try again, or give a folder that holds the files with --data-dir"
@@ -138,7 +138,7 @@ def named_vectors(path: Path) -> Path:
 
 
 def needs_extra(error: ImportError) -> InputError:
-    """What to say where a package of the extra is missing."""
+    """The message if a package of the extra is missing."""
     return InputError(
         f"reading this data set needs {error.name}: install it with pip install 'fairwind[data]'"
     )
@@ -151,7 +151,7 @@ def sha256(file: Path) -> str:
 
 
 def distinct(samples: Samples) -> NDArray[np.int64]:
-    """Samples less those that repeat an earlier one of the same owner with the same label."""
+    """Samples without duplicates: same owner, same input, same label."""
     seen: set[bytes] = set()
     keep = []
     owners = samples.owners or [""] * len(samples.labels)
@@ -169,7 +169,7 @@ def distinct(samples: Samples) -> NDArray[np.int64]:
 
 
 def parquet(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, list[Any]]]]:
-    """The rows of a parquet file, some thousand at a time, with the number of the first."""
+    """The rows of a parquet file in batches of thousands, with the index of the first."""
     try:
         import pyarrow.parquet as pq
     except ImportError as error:
@@ -206,12 +206,12 @@ def images(files: list[Path], image: str, label: str, owner: str | None, like: "
 
 
 def _decoded(where: str, cell: Any, like: "Like") -> Pixels:
-    """The pixels of an encoded image, if it is of the right size; no other is decoded."""
+    """The pixels of an encoded image; images of the wrong size are refused before decoding."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise needs_extra(error) from None
-    # Pillow reads many formats, some by other programs, and warns of large images before it decodes them.
+    # Pillow reads many formats, some with external programs, and warns about large images before decoding.
     with damaged(lambda: f"{where}: no readable image", AGAIN), warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
@@ -224,7 +224,7 @@ def _decoded(where: str, cell: Any, like: "Like") -> Pixels:
 
 
 class Like(NamedTuple):
-    """What the images of a data set look like."""
+    """Size and channels of a dataset's images."""
 
     mode: str  # Pillow's
     shape: tuple[int, ...]
@@ -239,7 +239,7 @@ class Like(NamedTuple):
         return picture
 
     def check_size(self, where: str, size: tuple[int, ...]) -> None:
-        """Refuses an image that is not as high and wide as those of the data set."""
+        """Refuses an image of the wrong size."""
         if size[:2] != self.shape[:2]:
             given, wanted = ("×".join(map(str, s[:2])) for s in (size, self.shape))
             raise InputError(f"{where}: the image is {given}, not {wanted}")
@@ -251,7 +251,7 @@ def check_label(where: str, label: Any, classes: int) -> None:
 
 
 def check_owner(where: str, owner: Any) -> str:
-    """The name of a writer or user: any text but none, and no halves of characters."""
+    """The name of a writer or user: any text that is not empty and has no surrogates."""
     if not isinstance(owner, str) or not owner or (not owner.isascii() and HALF.search(owner)):
         raise InputError(f"{where}: {shown(owner)} names no owner")
     return owner

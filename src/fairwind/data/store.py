@@ -1,4 +1,4 @@
-"""Prepared federations: read and partitioned once, then loaded from a cache folder in a moment."""
+"""The cache of prepared federations, which are read and partitioned once."""
 
 import hashlib
 import json
@@ -25,8 +25,8 @@ from fairwind.files import default_cache, lock, read_json, write_json
 FORMAT = 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial-"
-# A set up to a GiB is one shard, mapped into memory and never copied. A larger one is put together from
-# shards a quarter of that size, so that a shard and the whole never take much more than the whole.
+# A dataset of up to a GiB is one shard, memory-mapped and never copied. A larger one is joined from shards of
+# a quarter of that size, so that peak memory is not much larger than the dataset.
 WHOLE, SHARD = 1 << 30, 1 << 28
 
 Say = Callable[[str], None]
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     manifest: dict[str, Any]
 
     def load(self) -> Federation:
-        """The federation, its samples mapped into memory, checked against the manifest's digest."""
+        """The federation with memory-mapped samples, checked against the manifest's digest."""
         m = self.manifest
         try:
             federation = _load(self.path, m)
@@ -65,10 +65,10 @@ def prepare(
     cache: Path | None = None,
     say: Say = lambda text: None,
 ) -> Entry:
-    """The prepared data of a setup: from the cache if it is there, else made.
+    """The prepared data of a setup, from the cache or prepared now.
 
-    Without `data_dir`, the newest entry of these parameters is taken wherever it came from, and the hub is
-    asked only if there is none. With it, an entry made from other files is not taken.
+    Without `data_dir`, the newest entry with these parameters is used, whatever its source; if there is none,
+    the hub's files are downloaded. With it, only an entry made from these files is used.
     """
     source.check(**parameters)
     cache = cache or default_cache()
@@ -146,7 +146,7 @@ def save(path: Path, federation: Federation, known: dict[str, Any]) -> Entry:
 
 @contextmanager
 def _writing(cache: Path) -> Iterator[None]:
-    """Makes the cache's folder, and one line of what keeps it or its files from being written."""
+    """Creates the cache folder, and turns errors of writing into one line."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         yield
@@ -162,7 +162,7 @@ def _check(cache: Path) -> None:
 
 
 def entries(cache: Path) -> list[Entry]:
-    """What the cache holds, oldest first; what cannot be read is passed over."""
+    """The entries of the cache, oldest first, without unreadable ones."""
     found = []
     for path in cache.glob(f"*/{MANIFEST}"):
         if not path.parent.name.startswith(PARTIAL):
@@ -190,9 +190,9 @@ def _read_manifest(path: Path) -> Entry:
 
 @contextmanager
 def _partial(cache: Path) -> Iterator[Path]:
-    """A folder to write into, gone at the end unless renamed; those that a kill left behind go first."""
+    """A temporary folder, removed at the end unless renamed; also removes those left by killed processes."""
     with ExitStack() as stack:
-        with lock(cache, wait=True):  # no other process makes, sweeps or renames meanwhile
+        with lock(cache, wait=True):  # excludes other processes that create, remove or rename
             for left in cache.glob(f"{PARTIAL}*"):
                 with lock(left) as mine:
                     if mine:
@@ -205,7 +205,7 @@ def _partial(cache: Path) -> Iterator[Path]:
 
 
 def _write_shards(path: Path, federation: Federation) -> list[str]:
-    """The samples in shards of consecutive rows; the first holds what else there is."""
+    """The samples in shards of consecutive rows; the first also holds everything else."""
     assert isinstance(federation.inputs, Tensor)
     assert isinstance(federation.targets, Tensor)
     rows = len(federation.inputs)

@@ -1,4 +1,4 @@
-"""The two synthetic federations of the literature, built in memory."""
+"""Two synthetic federations from the literature, generated in memory."""
 
 from collections.abc import Callable
 from typing import Literal, get_args
@@ -31,11 +31,11 @@ def synthetic(
     labels: Labels = "described",
     seed: int = 931231,
 ) -> Federation:
-    """LEAF's Synthetic with one cluster: one labelling rule up to a factor, inputs that differ by client.
+    """LEAF's Synthetic with one cluster: labelling rules equal up to a factor, inputs that differ by client.
 
     Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018. Seed and order of draws are LEAF's own.
-    With labels=described a label is the class of the highest score; with labels=script scores pass through
-    LEAF's published softmax first, which runs over a client's samples instead of the classes.
+    With labels=described a label is the class with the highest score. With labels=script, scores first go
+    through the softmax of LEAF's published script, over a client's samples instead of the classes.
     """
     if labels not in get_args(Labels):
         raise InputError(f"labels={labels!r} is not one of {', '.join(get_args(Labels))}")

@@ -59,7 +59,7 @@ def read_frame(
 def read_dataset(
     dataset: Any, client: str, inputs: Columns, targets: Columns, split: str | None, group: str | None
 ) -> tuple[tuple[str, ...], list[Part], dict[str, str] | None, tuple[str, ...]]:
-    """Names, parts and groups of the clients of a Hugging Face dataset; what labels stand for, if known."""
+    """Names, parts and groups of the clients of a Hugging Face dataset; class names, if known."""
     tables = {"": dataset}
     if is_mapping(dataset):
         if set(dataset) != {"train", "test"}:
@@ -147,7 +147,7 @@ def _check_columns(kind: str, known: Sequence[Any], wanted: Sequence[str]) -> No
 
 
 def _check_numbers(frame: Any, column: str, owners: list[Any], by_default: bool) -> None:
-    """Refuses a column that is not all numbers, with the client of the row where it is not."""
+    """Refuses a column that is not all numbers, and names the client of the first such row."""
     values = frame[column]
     if values.dtype.kind not in "biuf":
         shown = f"{values.iloc[0]!r} for client {str(owners[0])!r}" if len(values) else str(values.dtype)

@@ -1,4 +1,4 @@
-"""What users have as numbers (lists, arrays, images, data frames) as tensors, or sequences not yet padded."""
+"""Users' values (lists, arrays, images, data frames) as tensors, or as sequences not yet padded."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Values = Union[  # noqa: UP007 (a name in quotes cannot be joined by |)
 
 
 def is_mapping(given: Any) -> bool:
-    """Whether it has keys and values, as dicts do. Hugging Face's BatchEncoding is no dict."""
+    """Whether it has keys and values, as dicts do. Hugging Face's BatchEncoding is not a dict."""
     return isinstance(given, Mapping) or (hasattr(given, "keys") and not is_frame(given))
 
 
@@ -40,7 +40,7 @@ def is_frame(given: Any) -> bool:
 def as_values(given: Any, what: str) -> Values:
     """As tensors: arrays and lists become one, tuples and dicts keep their structure.
 
-    `what` begins the message where that cannot be, as in "client 'ann': targets".
+    `what` starts the error message, as in "client 'ann': targets".
     """
     if is_mapping(given):
         return {str(name): as_values(given[name], f"{what} {name}") for name in given.keys()}  # noqa: SIM118
@@ -77,7 +77,7 @@ def leaves(values: Any, path: str = "") -> Iterator[tuple[str, Tensor | Ragged]]
 
 
 def _is_array(given: Any) -> bool:
-    """Whether NumPy can read it: also a picture, or an array of another library."""
+    """Whether NumPy can read it: also an image, or an array of another library."""
     return hasattr(given, "__array__") or hasattr(given, "__array_interface__")
 
 
@@ -105,7 +105,7 @@ def _value(given: Any, what: str) -> Tensor | Ragged:
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # PyTorch does little with these types
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # PyTorch hardly supports these types
         array = array.astype(np.int64)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -116,7 +116,7 @@ def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
 
 def _stacked(rows: list[Tensor], what: str) -> Tensor | Ragged:
     """One tensor, or sequences if the rows differ in length."""
-    full = [row for row in rows if row.numel()] or rows[:1]  # an empty list has no type and no shape
+    full = [row for row in rows if row.numel()] or rows[:1]  # an empty list has neither type nor shape
     first = full[0]
     for row in full:
         if row.ndim == 0 or row.ndim != first.ndim or row.shape[1:] != first.shape[1:]:

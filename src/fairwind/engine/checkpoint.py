@@ -1,4 +1,4 @@
-"""Checkpoints: a safetensors file and a JSON file that vouches for it; a kill at any moment loses neither."""
+"""Checkpoints: a safetensors file and a JSON file with its digest; safe against kills at any moment."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ KEPT = 2
 
 
 class Checkpoint(NamedTuple):
-    """Where a simulation stands."""
+    """The state of a simulation."""
 
     round: int
     tensors: dict[str, Tensor]
@@ -24,8 +24,8 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, owner: str) -> None:
-    """Adds a checkpoint of the simulation named by `owner`, and keeps it and the one before."""
-    folder.mkdir(exist_ok=True)  # not what it lies in: a run directory that was moved is not made anew
+    """Writes a checkpoint of the simulation identified by `owner`, and deletes all but the newest two."""
+    folder.mkdir(exist_ok=True)  # but not its parents: a run directory that was moved is not created again
     path = folder / f"{checkpoint.round:07d}.safetensors"
     # Copies, because a state may hold one tensor under several names.
     copies = {
@@ -36,7 +36,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, owner: str) -> None:
     record = {"round": checkpoint.round, "owner": owner, "record": checkpoint.record}
     vouched = {"sha256": _digest(data, record), **record}
     text = json.dumps(vouched, allow_nan=False)
-    write_atomic(path.with_suffix(".json"), text.encode())  # last: only now the checkpoint counts
+    write_atomic(path.with_suffix(".json"), text.encode())  # last: this makes the checkpoint valid
     kept = sorted(p.stem for p in folder.glob("[0-9]*.json") if p.stem <= path.stem)[-KEPT:]
     for old in (*folder.glob("[0-9]*"), *folder.glob(".[0-9]*.partial")):
         if old.stem not in kept:
@@ -48,7 +48,7 @@ def _digest(data: bytes, record: dict[str, Any]) -> str:
 
 
 def load_checkpoint(folder: Path, owner: str | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """The newest good checkpoint, of `owner` if given, and why newer ones were refused."""
+    """The newest intact checkpoint, of `owner` if given, and why newer ones were refused."""
     refused: list[str] = []
     for path in sorted(folder.glob("[0-9]*.json"), reverse=True):
         try:

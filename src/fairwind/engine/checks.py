@@ -1,4 +1,4 @@
-"""What a simulation begins with, and what it refuses: runs, models and states that cannot be."""
+"""Checks before a simulation starts: runs, models and states that cannot be used are refused."""
 
 import os
 
@@ -15,7 +15,7 @@ from fairwind.errors import InputError, in_range, whole
 
 
 def check_runs(runs: list[Run], settings: Settings, ranks: Ranks) -> None:
-    """Refuses seeds out of range, and an algorithm that needs what the solver or torchrun does not give."""
+    """Refuses seeds out of range, and algorithms that the solver or torchrun does not support."""
     if not runs:
         raise InputError("there is nothing to run: name at least one algorithm and one seed")
     solver = settings.solver
@@ -25,7 +25,7 @@ def check_runs(runs: list[Run], settings: Settings, ranks: Ranks) -> None:
         in_range(0, 2**32, seed=run.seed)
         if ranks.world > 1 and not isinstance(run.algorithm, Algorithm | LocalAlgorithm):
             raise InputError(
-                f"{run.label} needs more of its clients than a sum, which ranks do not exchange: start it "
+                f"{run.label} needs more than a sum over clients, which ranks cannot exchange: start it "
                 "without torchrun"
             )
         if not tells_steps and refuses(run.algorithm, steps=torch.nan):
@@ -36,7 +36,7 @@ def check_runs(runs: list[Run], settings: Settings, ranks: Ranks) -> None:
 
 
 def check_room(runs: list[Run], updates: int, device: torch.device) -> None:
-    """Refuses servers that see all updates of a round, of so many bytes, where half of all memory is less."""
+    """Refuses servers that see all updates of a round if these exceed half of the memory."""
     together, all_of_it = len(seeing(runs)) * updates, _memory(device)
     if together > all_of_it / 2:
         label = runs[next(iter(seeing(runs)))].label
@@ -54,7 +54,7 @@ def _memory(device: torch.device) -> int:
 
 
 def check_shapes(label: str, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
-    """Refuses a state that changes shape: it is kept where it is."""
+    """Refuses a state that changes shape, because it is updated in place."""
     for name, before, after in zip(type(old)._fields, old, new, strict=True):  # type: ignore[attr-defined]
         if before.shape != after.shape:
             raise InputError(
@@ -88,7 +88,7 @@ def check_shared(models: dict[int, nn.Module]) -> None:
 
 
 def placed(federation: Federation, settings: Settings) -> Federation:
-    """The federation on its device; or kept on the host, where it would take more than half of a GPU."""
+    """The federation on its device, or on the host if it would take more than half of a GPU's memory."""
     keep = settings.data_on == "host"
     if settings.data_on == "auto" and settings.device.startswith("cuda"):
         keep = federation.bytes > torch.cuda.get_device_properties(settings.device).total_memory / 2

@@ -31,7 +31,7 @@ class Choice(NamedTuple):
 def choose(
     model: nn.Module, plain: PlainModel, federation: Federation, settings: Settings, ranks: Ranks
 ) -> Choice:
-    """Stacked where that can be done, and is faster; an engine that was asked for, or an error."""
+    """Stacked if possible and faster; the engine in the settings, or an error."""
     solver = settings.solver
     if settings.engine == "loop":
         return Choice(None, "engine=loop")
@@ -62,7 +62,7 @@ def choose(
 
 
 def _needs_stacked(settings: Settings, ranks: Ranks) -> str:
-    """What to do about a setting that only the stacked executor has; nothing, if none is there."""
+    """A remedy if a setting needs the stacked executor, else empty."""
     if settings.engine == "stacked":
         return "engine=loop trains it"
     if settings.precision == "bf16":

@@ -1,8 +1,8 @@
-"""Compiled steps: all that leans on PyTorch's insides.
+"""Compiled steps, and everything that depends on PyTorch internals.
 
-On a CPU a step is compiled ahead of time into a library, and a driver in C++ lets a chunk of rows take all
-its steps in one call, without Python and its lock: entering compiled code through Python costs more than a
-small step. On a GPU, where steps are replayed as graphs, `torch.compile` does.
+On a CPU a step is compiled ahead of time into a library, and a C++ driver runs all steps of a chunk in one
+call, without the GIL: entering compiled code through Python costs more than a small step. On a GPU, where
+steps are replayed as CUDA graphs, `torch.compile` is used.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ from fairwind.files import default_cache
 from fairwind.layers import prepare_compiler, tracing
 
 DRIVER = Path(__file__).parent / "driver.cpp"
-# Sizes of the example that a step is traced with: different ones, so that none is taken for another.
+# Sizes of the example that a step is traced with: all different, so that none is mistaken for another.
 ROWS, BENDS, TABLE, SAMPLES = 7, 13, 29, 41
 OPTIONS = {"cpp.threads": 1}  # a worker has one core
 CODES = {  # of types, in C++
@@ -63,7 +63,7 @@ class Library:
     """A step compiled for a CPU, for any number of rows, batches and samples."""
 
     def __init__(self, step: Step, rows: Rows, batches: Batches, inputs: Any, targets: Any):
-        """Compiled for tensors of these types and shapes, unless that has been done before."""
+        """Compiled for tensors of these types and shapes, or taken from the cache."""
         flat, structure = tree_flatten((rows, batches, inputs, targets))
         by_row, tables = len(rows.tensors()), 2
         varying = (
@@ -78,7 +78,7 @@ class Library:
 
 
 class Driver:
-    """Takes the steps of one chunk after another, of which a thread may have one for itself."""
+    """Runs the steps of one chunk after another; used by one thread at a time."""
 
     def __init__(self, library: Library):
         self.shared, self.parts, self.strides = library.shared, library.parts, library.strides
@@ -98,7 +98,7 @@ class Driver:
         tensors = [*rows.tensors(), *rows.bend, *batches, *samples.tensors((inputs, targets)), *self.shared]
         described: list[int] = []
         for t, stride in zip(tensors, self.strides, strict=True):
-            assert t.stride() == stride  # compiled code knows no other
+            assert t.stride() == stride  # the only type that compiled code accepts
             described += [t.data_ptr(), CODES[t.dtype], t.ndim, *t.shape, *t.stride()]
         begin = len(rows.weights) if rows.kept else 0  # products are added to what is kept, or to weights
         _done(
@@ -126,7 +126,7 @@ def _done(code: int) -> None:
 
 
 def _resized(tensor: Tensor, size: int) -> Tensor:
-    """A tensor of zeros that lies in memory as this one does, of another size in its first dimension."""
+    """A tensor of zeros with the same memory layout, and another size in its first dimension."""
     if not size:
         return torch.zeros_like(tensor)
     made = torch.empty_strided((size, *tensor.shape[1:]), tensor.stride(), dtype=tensor.dtype)
@@ -136,7 +136,7 @@ def _resized(tensor: Tensor, size: int) -> Tensor:
 def _trace(
     step: Step, example: list[Tensor], varying: list[int], structure: Any
 ) -> tuple[GraphModule, list[Tensor], list[int]]:
-    """A step as a graph of PyTorch's operations; what all rows share in it; and the parts of its products."""
+    """A step as a graph of PyTorch operations; the tensors that all rows share; the parts of its products."""
     # PyTorch's compiler takes seconds to import.
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -172,7 +172,7 @@ def _trace(
 
 
 def _lift(graph: GraphModule) -> list[Tensor]:
-    """Turns the tensors that a graph holds into arguments, and returns them."""
+    """Turns the constant tensors of a graph into arguments, and returns them."""
     shared: dict[str, tuple[Tensor, Any]] = {}
     last = next(node for node in reversed(graph.graph.nodes) if node.op == "placeholder")
     for node in graph.graph.find_nodes(op="get_attr"):
@@ -191,7 +191,7 @@ def _lift(graph: GraphModule) -> list[Tensor]:
 
 
 def _build(graph: GraphModule, example: list[Tensor], varying: list[int]) -> Path:
-    """The folder of the compiled graph and its driver; kept, so that another run need not compile again."""
+    """The cache folder of the compiled graph and its driver."""
     shapes = [(str(t.dtype), tuple(t.shape), t.stride()) for t in example]
     described = graph.code, shapes, DRIVER.read_text(), OPTIONS, torch.__version__, _processor()
     name = hashlib.sha256(repr(described).encode()).hexdigest()[:24]
@@ -255,8 +255,8 @@ def compiled_for_gpu(step: Step) -> Step:
     chosen: Step | None = None
 
     def unchecked(*arguments: Any) -> dict[int, Product]:
-        # Calls differ only in the number of rows, for any of which there is code, or will be. To check all
-        # else every time takes as long as a small step.
+        # Calls differ only in the number of rows, and the code is compiled for any number. Checking
+        # everything else on every call takes as long as a small step.
         try:
             with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
                 return compiled(*arguments)

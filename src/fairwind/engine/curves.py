@@ -11,7 +11,7 @@ LIMIT = 2**28  # bytes
 class Curves:
     """The main score of each client in each run (R, K), round after round.
 
-    Where all of them would take too much memory, every second one is dropped, and so on.
+    If they take too much memory, every second evaluation is dropped, repeatedly.
     """
 
     def __init__(self, rounds: Sequence[int] = (), values: Tensor | None = None):

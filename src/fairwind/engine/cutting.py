@@ -1,4 +1,4 @@
-"""Which rows go together: the rows of a round, cut into chunks within a budget of memory."""
+"""Divides the rows of a round into chunks within a memory budget."""
 
 from collections.abc import Collection
 from typing import Literal
@@ -13,14 +13,14 @@ from fairwind.engine.plan import Plan, Planner
 from fairwind.engine.ragged import Chunk, active_rows, chunk_of, chunks, dealt, evenly
 from fairwind.engine.ranks import Ranks
 
-# What rows are at work for: ways of training, and probes
+# What rows are used for: kinds of training, and probes
 Kind = Literal["training", "corrected", "personal", "gradient", "loss"]
 PROBES: tuple[Kind, ...] = ("gradient", "loss")
 WORTH = 1 << 24  # numbers that pass through steps, from which on several workers are faster than one
 
 
 class Cutter:
-    """Knows the rows of a round: one for each client of each run."""
+    """The rows of a round: one for each client of each run."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Cutter:
     ):
         """`budget` is how many numbers the rows of a chunk may hold together.
 
-        Of the runs `apart`, chunks say which rows are theirs. Rows have so many further `vectors`.
+        For the runs `apart`, chunks record which rows are theirs. Rows have this many further `vectors`.
         """
         self.apart, self.vectors = apart, vectors
         self.model, self.planner, self.runs = model, planner, runs
@@ -43,7 +43,7 @@ class Cutter:
         self.on_gpu = planner.federation.device.type == "cuda"
         self.seeds = sorted({run.seed for run in runs})
         self.run_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
-        # Samples of a client that are probed at once: more are faster, but a client with fewer pads them.
+        # Samples of a client per probe batch: more are faster, but clients with fewer samples are padded.
         typical = int(planner.probed(planner.federation.train).double().mean())
         probed = min(256 if self.on_gpu else 64, max(32, 1 << typical.bit_length() - 1))
         self.batch_sizes: dict[Kind, int] = dict.fromkeys(PROBES, probed)
@@ -52,8 +52,8 @@ class Cutter:
         self.steps = 0  # of a round, in all
 
     def begin(self, round: int, ranks: Ranks) -> int:
-        """Draws up a round, of which this rank has some rows; returns the local steps of all."""
-        if self.planner.repeats and self.plan is not None:  # all but the keys is as it was
+        """Prepares a round and this rank's rows; returns the number of local steps of all ranks."""
+        if self.planner.repeats and self.plan is not None:  # only the keys change
             self.plan = self.planner.with_keys(self.plan, self.seeds, round)
             return self.steps
         self.plan = self.planner.plan(self.seeds, round)
@@ -62,7 +62,7 @@ class Cutter:
         row_run = torch.arange(len(self.runs)).repeat_interleave(per_seed)
         row_entry = (self.run_seed[row_run].view(-1, per_seed) * per_seed + torch.arange(per_seed)).view(-1)
         steps = self.plan.steps[row_entry]
-        # Ranks deal the rows out such that all have about the same to do.
+        # Ranks share the rows so that all have about the same work.
         passes = torch.tensor([1 + (r.algorithm.probe == "gradient") for r in self.runs])
         mine = ranks.deal(steps * passes[row_run])
         self.row_run, self.row_entry = row_run[mine], row_entry[mine]
@@ -70,12 +70,12 @@ class Cutter:
         return self.steps
 
     def rows(self, kind: Kind) -> Tensor:
-        """The rows that are at work for something, those that should be in a chunk together side by side."""
+        """The rows for a purpose, sorted so that rows of the same chunk are adjacent."""
         asking = [trains(run, kind) if kind in PASSES else run.algorithm.probe == kind for run in self.runs]
         rows = torch.tensor(asking)[self.row_run].nonzero()[:, 0]
         rows = rows[torch.argsort(self._steps(kind, rows), descending=True, stable=True)]
-        # Rows that take equally many steps leave the fewest to wait for; but a chunk pays for the sums of all
-        # its runs, which is dear where it has few rows.
+        # Rows with equal numbers of steps waste the least; but a chunk pays for the sums of all its runs,
+        # which is expensive if it has few rows.
         if self.budget < 4 * len(self.runs) * self.fixed(kind):
             rows = rows[torch.argsort(self.row_run[rows], stable=True)]
         return rows
@@ -85,26 +85,26 @@ class Cutter:
         if not len(rows):
             return []
         costs = self._costs(kind, rows)
-        if self.on_gpu:  # of one size, so that all use the same memory
+        if self.on_gpu:  # of one size, so that all reuse the same memory
             parts = evenly(costs, self.budget)
         else:
             parts = list(chunks(costs, self.budget))
-            # Few: each worker gets as many, of all lengths; but waking it must be worth it.
+            # Few rows: each worker gets equally many, of all lengths, if there is enough work to wake it up.
             work = int(self._steps(kind, rows).sum()) * self.fixed(kind)
             if len(parts) < 8 * self.workers and (len(parts) > 1 or work >= WORTH):
                 parts = dealt(len(rows), -(-len(parts) // self.workers) * self.workers)
-        if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # compiled code treats one row apart
+        if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # the compiler specialises one row
             parts[-2:] = [torch.cat(parts[-2:])]
         cut = [rows[part] for part in parts]
         return [part[torch.argsort(self._steps(kind, part), descending=True, stable=True)] for part in cut]
 
     def halved(self, kind: Kind, rows: Tensor, left: Tensor) -> list[Tensor]:
-        """Rows that are left, in chunks that hold half of what these rows do, from now on."""
+        """The remaining rows, in chunks of half the size of these rows; so are later chunks."""
         self.budget = max(1, min(self.budget, int(self._costs(kind, rows).sum())) // 2)
         return self.cut(kind, left)
 
     def chunk(self, kind: Kind, rows: Tensor, most_counts: int | None) -> Chunk:
-        """The rows as a chunk, whose numbers of active rows are rounded to at most so many, if given."""
+        """The rows as a chunk, whose numbers of active rows are rounded up to at most this many values."""
         assert self.plan is not None
         entries, row_entry = torch.unique(self.row_entry[rows], return_inverse=True)
         bring = self.planner.federation.brought_to is not None
@@ -119,7 +119,7 @@ class Cutter:
         )
 
     def fixed(self, kind: Kind) -> int:
-        """Numbers of a row, whatever its samples."""
+        """How many numbers a row holds, apart from its samples."""
         # Its parameters, received ones, gradient, moments and a temporary; the activations of a batch, and
         # their gradients.
         model, kept = self.model, max(1, self.planner.solver.moments)
@@ -134,9 +134,9 @@ class Cutter:
         return -(-self.planner.probed(self.plan.size[entry]) // self.batch_sizes[kind])
 
     def _costs(self, kind: Kind, rows: Tensor) -> Tensor:
-        """How many numbers each row holds, about."""
-        # Beside what is fixed, some dozen int64 numbers for each sample while the order is made; and the
-        # samples themselves, if they are brought.
+        """Approximately how many numbers each row holds."""
+        # Besides the fixed part, about a dozen int64 numbers per sample while the order is computed; and the
+        # samples themselves, if they are copied to the device.
         federation = self.planner.federation
         own = 24
         if federation.brought_to is not None:

@@ -1,4 +1,4 @@
-"""Every client's mean loss and scores at shared weights, in large batches that ignore client borders."""
+"""Every client's mean loss and scores at shared weights, in large batches across clients."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from fairwind.engine.ragged import chunks
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.scores import Score
 
-# Activations of samples under all models together that are scored at once, about
+# Approximate size of the activations of one batch, over all models
 NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
 
 Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client after client
@@ -30,7 +30,7 @@ class Scorer(Protocol):
         ...
 
     def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        """The same where each model x (R, P) has samples of its own, (R, B, …)."""
+        """The same with different samples for each model x (R, P): (R, B, …)."""
         ...
 
 
@@ -40,8 +40,8 @@ def client_scores(
 ) -> tuple[Tensor, ...]:
     """Mean loss and each score of every client under each model x (R, P), as (R, K) float64 tensors.
 
-    `sizes` (K,) says how many samples each client has, `pick` which; a client with none gets NaN. Ranks share
-    whole chunks, so that a client's numbers are the same bits however many ranks there are.
+    `sizes` (K,) are the clients' numbers of samples, `pick` selects them; a client without samples gets NaN.
+    Ranks share whole chunks, so a client's numbers are bit for bit the same for any number of ranks.
     """
     at_once = len(x) if model.stacks else 1
     limit = max(16, NUMBERS.get(x.device.type, 1 << 22) // (max(64, model.per_sample) * at_once))
@@ -62,11 +62,11 @@ def client_scores(
 def own_scores(
     model: Scorer, federation: Federation, models: Tensor, sizes: Tensor, pick: Pick, device: torch.device
 ) -> Tensor:
-    """Mean loss and each score of every client under its own of the models (K, P), as float64 (·, K)."""
+    """Mean loss and each score of every client under its own model, of (K, P), as float64 (·, K)."""
     limit = max(16, NUMBERS.get(device.type, 1 << 22) // max(64, model.per_sample))
     judges = Score("loss", lambda outputs, targets: outputs), *model.judges
     found = torch.full((len(judges), len(sizes)), torch.nan, dtype=torch.float64, device=device)
-    # Clients of similar size together: the shorter ones' batches are filled up with their first sample.
+    # Clients of similar size together: shorter batches are padded with the client's first sample.
     order = torch.argsort(sizes, stable=True)
     order = order[sizes[order] > 0]
     for part in chunks(sizes[order] + 1, limit):

@@ -1,4 +1,4 @@
-"""What some types of algorithm need of a round beyond one sum: memories, gradients, updates held."""
+"""What some types of algorithm need besides one sum: client memory, gradients, held updates."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,16 +21,16 @@ from fairwind.engine.workers import Workers
 
 
 class Trained(NamedTuple):
-    """What becomes of a chunk of rows that trained."""
+    """The results of a chunk of rows."""
 
-    part: Partial | None  # none of models that clients keep for themselves
-    changes: dict[int, Tensor]  # by run, Σ of what its clients' memories changed by (P,)
+    part: Partial | None  # none for personal models
+    changes: dict[int, Tensor]  # by run, Σ of the changes of its clients' memories (P,)
     held: dict[int, tuple[Report, Tensor, list[Tensor]]]  # by run: reports, clients and updates
     remembered: list[tuple[int, Tensor, Tensor]]  # runs, clients, and their memories' changes or new models
 
 
 class MeanGradient:
-    """(1/ΣS)·Σ S_k·∇F_k(x) of a run's clients, as they come."""
+    """The mean (1/ΣS)·Σ S_k·∇F_k(x) over a run's clients, accumulated chunk by chunk."""
 
     def __init__(self, like: Tensor):
         self.total = torch.zeros_like(like, dtype=torch.float64)
@@ -44,7 +44,7 @@ class MeanGradient:
 
 
 class Further:
-    """Does these things for chunks of stacked rows."""
+    """Handles these for chunks of stacked rows."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Further:
 
     @property
     def apart(self) -> set[int]:
-        """The runs of which chunks must say which rows are theirs."""
+        """The runs whose rows chunks must record."""
         return {*self.memories.values, *self.seeing, *self.summing}
 
     def begin(self, local: Locals, chunk: Chunk, rows: Rows) -> None:
-        """Gives rows that were loaded their memories: a part of what bends them, or where they begin."""
+        """Loads the clients' memories into rows: as part of their modified steps, or as initial weights."""
         for r, here in chunk.rows_of.items():
             if r not in self.memories.values:
                 continue
@@ -94,7 +94,7 @@ class Further:
         return zip(self.layout.as_matrices(parts), matrices, strict=True)
 
     def keep_models(self, chunk: Chunk, weights: list[Tensor]) -> Trained:
-        """The models that clients trained for themselves, where these are finite."""
+        """The trained personal models that are finite."""
         kept = []
         for r, here in chunk.rows_of.items():
             new, client = self.layout.from_matrices([matrix[here] for matrix in weights]), chunk.clients(here)
@@ -103,7 +103,7 @@ class Further:
         return Trained(None, {}, {}, kept)
 
     def remember(self, local: Locals, trained: Trained) -> None:
-        """Lets clients remember, once it is certain that their chunk need not be trained again."""
+        """Stores new memories, once it is certain that their chunk will not be trained again."""
         for each in trained.remembered:
             if local.way == "personal":
                 self.memories.put(*each)
@@ -121,7 +121,7 @@ class Further:
         *,
         copy: bool,
     ) -> Trained:
-        """What clients will remember, and updates: in a `copy`, where the next chunk takes their place."""
+        """New memories and updates, as a `copy` if the next chunk overwrites the rows."""
         found = Trained(part, {}, {}, [])
         for r, here in chunk.rows_of.items():
             own, client = Report(*(field[here] for field in report)), chunk.clients(here)
@@ -140,7 +140,7 @@ class Further:
     def gradients(self, chunk: Chunk, sums: list[Tensor], norm: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
         """By run, Σ S_k·∇F_k (P,) and ΣS of the clients with a finite gradient.
 
-        `sums` are the rows' gradients, summed over the samples that were measured.
+        `sums` are the rows' gradients, summed over the probed samples.
         """
         found = {}
         for r in self.summing:

@@ -1,8 +1,8 @@
-"""Gradients of many rows, dense or left as factors; both are added to something in the same way.
+"""Gradients of many rows, dense or factored, with the same interface.
 
-The gradient of a dense layer's weight is a product: of the layer's output gradients and its inputs. Formed,
-it is as large as the weight, and is written only to be read once. Left as two factors, it is added to where
-it is wanted by the product itself.
+The gradient of a dense layer's weight is the product of the layer's output gradients and its inputs. Stored,
+it is as large as the weight, and is written only to be read once. A factored gradient is instead added
+directly to the weights by the matrix product.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from fairwind.layers.linear import Linear
 
 
 class Product(NamedTuple):
-    """What is still to become of a part's rows: keep·part − push·w + leftᵀ·right (rows, out, in)."""
+    """A pending update of a part's rows: keep·part − push·w + leftᵀ·right (rows, out, in)."""
 
     left: Tensor  # (rows, B, out)
     right: Tensor  # (rows, B, in)
@@ -55,7 +55,7 @@ class Factored(NamedTuple):
     inputs: Tensor
 
     def add_to(self, part: Tensor, scale: Tensor | None, active: Tensor | None) -> Product | None:
-        """What is to be added: it is left to the caller, outside compiled code."""
+        """The pending product, which the caller adds outside compiled code."""
         outputs, inputs = self.outputs, self.inputs
         if scale is not None:
             outputs = (scale[:, None, None] if scale.ndim else scale) * outputs
@@ -74,9 +74,9 @@ Gradient = Dense | Factored
 
 
 def watch(layer: Any) -> Callable[[], None]:
-    """Makes a layer keep its input, as `seen`, whenever there is a `zero` to add to its output.
+    """Records a layer's input as `seen`, and adds a `zero` tensor, if given, to its output.
 
-    The gradient of that zero is the output's. Ends when the function that is returned is called.
+    The gradient with respect to that zero is the output's gradient. Call the returned function to remove it.
     """
     layer.register_buffer("zero", None, persistent=False)
     layer.seen = None

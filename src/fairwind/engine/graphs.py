@@ -1,7 +1,7 @@
-"""CUDA graphs: on a GPU, what is done again and again is recorded once and then replayed as a whole.
+"""CUDA graphs: repeated work on a GPU is recorded once and then replayed.
 
-Launched one by one, small kernels wait for the host. A graph repeats the same kernels on the same memory:
-whatever changes between two replays must lie in a tensor that stays in its place.
+Launching small kernels one by one takes longer than running them. A graph repeats the same kernels on the
+same memory, so everything that changes between replays must be written into existing tensors.
 """
 
 import gc
@@ -15,25 +15,25 @@ from fairwind.errors import first_line
 
 
 class Graphs:
-    """Does a piece of work as it is the first time, and replays its graph from the second time on.
+    """Runs a piece of work normally the first time, records it the second time, and then replays it.
 
-    Graphs share memory: one's is free when another is replayed.
+    Graphs share a memory pool, because only one is replayed at a time.
     """
 
     def __init__(self, device: torch.device):
         self.on = device.type == "cuda"
-        # Memory is kept by stream, so it takes one and the same to share it.
+        # The allocator keeps memory per stream, so sharing needs a single stream.
         self.stream = torch.cuda.Stream(device) if self.on else None  # type: ignore[no-untyped-call]
         self.forget()
 
     def forget(self) -> None:
         """Drops all graphs, because tensors have moved."""
         self.recorded: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: done once, not recorded yet
-        # Also while recording is off: whoever turns it on again wants graphs to share memory.
+        # Also while recording is off, so that graphs share memory when it is turned on again.
         self.pool = torch.cuda.graph_pool_handle() if self.stream else None
 
     def do(self, what: Hashable, work: Callable[[], None]) -> None:
-        """Does the work; `what` names it."""
+        """Does the work, which `what` identifies."""
         if not self.on or recording():
             return work()
         if what not in self.recorded:  # the first time chooses and compiles kernels
@@ -45,7 +45,7 @@ class Graphs:
     def _record(self, what: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # a graph takes memory of its own, and cannot take what is kept
+        torch.cuda.empty_cache()  # a graph has its own memory pool, and cannot use the allocator's cache
         failed = None
         try:
             with torch.cuda.stream(self.stream), _no_garbage_collection():
@@ -55,13 +55,13 @@ class Graphs:
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
-            failed = first_line(error.__context__ or error)  # what ended the recording, not its ending
-        if failed is not None:  # outside the handler, which holds on to memory
+            failed = first_line(error.__context__ or error)  # what ended the recording
+        if failed is not None:  # outside the handler, which keeps tensors alive
             self.on = False
             self.forget()
             del graph
             torch.cuda.empty_cache()
-            warnings.warn(f"rounds run slower, because they cannot be recorded: {failed}", stacklevel=2)
+            warnings.warn(f"rounds are slower without CUDA graphs: {failed}", stacklevel=2)
             return None
         self.recorded[what] = graph
         return graph
@@ -69,7 +69,7 @@ class Graphs:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Within, graphs that nobody needs are not freed: that would spoil a recording."""
+    """Postpones garbage collection of graphs, which would invalidate a recording."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -80,7 +80,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def recording() -> bool:
-    """Whether what is done now is being recorded."""
+    """Whether a CUDA graph is being recorded."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

@@ -1,4 +1,4 @@
-"""The updates of a round, held for servers that see all clients before they weigh them."""
+"""The updates of a round, held for servers that see all clients before they weight them."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -11,12 +11,12 @@ from fairwind.contract import Cohort, Report, SeeingAlgorithm
 from fairwind.engine.precision import products
 from fairwind.engine.workers import Workers
 
-# Of updates that are multiplied at once: on a CPU they stay in the cache.
+# Columns of updates that are multiplied at once; on a CPU they stay in the cache.
 NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
 class Held:
-    """Reports and updates of one run's clients, as they come."""
+    """Reports and updates of one run's clients, chunk by chunk."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Held:
         from_matrices: Callable[[list[Tensor]], Tensor],
         workers: Workers[None] | None = None,
     ):
-        """`from_matrices` turns the matrices that updates are given as into vectors (n, P)."""
+        """`from_matrices` turns updates, given as matrices, into vectors (n, P)."""
         self.algorithm, self.from_matrices = algorithm, from_matrices
         self.workers = workers or Workers([None])
         self.reports: list[Report] = []
@@ -38,7 +38,7 @@ class Held:
 
     @cached_property
     def _usable(self) -> tuple[Tensor, Tensor]:
-        """Which of the rows count, ordered by client; and which of all rows are usable."""
+        """The usable rows, ordered by client; and which of all rows are usable."""
         usable = torch.cat([usable_clients(self.algorithm, report) for report in self.reports])
         order = torch.argsort(torch.cat(self.clients), stable=True)
         return order[usable[order]], usable
@@ -77,7 +77,7 @@ class Held:
         return whole[rows][:, rows]
 
     def _mask(self) -> None:
-        """Sets the updates of clients that do not count to zero."""
+        """Sets the updates of unusable clients to zero."""
         _, usable = self._usable
         if not usable.all():
             masks = torch.split(usable, [len(client) for client in self.clients])

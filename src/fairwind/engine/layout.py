@@ -1,4 +1,4 @@
-"""The layout of a model's trainable parameters: one flat vector (P,), and the parts that lie in it."""
+"""The layout of a model's trainable parameters: one flat vector (P,), and its named parts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Layout":
-        """That of a model whose parameters lie in memory as PyTorch made them."""
+        """The layout of a model with PyTorch's default strides."""
         names: dict[nn.Parameter, list[str]] = {}  # a parameter may belong to several modules
         for prefix, module in model.named_modules():
             for name, p in module.named_parameters(prefix, recurse=False):
@@ -38,7 +38,7 @@ class Layout:
         return cls(tuple(map(tuple, names.values())), shapes, strides, next(iter(names)).dtype)
 
     def with_strides(self, strides: Sequence[tuple[int, ...]]) -> "Layout":
-        """The same with rows that lie otherwise in memory."""
+        """The same with other strides."""
         return replace(self, strides=tuple(strides))
 
     @property
@@ -82,7 +82,7 @@ class Layout:
         return found
 
     def empty(self, rows: int, dtype: torch.dtype, device: torch.device) -> Parts:
-        """Uninitialised parts for so many rows."""
+        """Uninitialised parts for this many rows."""
         return tuple(
             torch.empty_strided((rows, *shape), (shape.numel(), *stride), dtype=dtype, device=device)
             for shape, stride in zip(self.shapes, self.strides, strict=True)

@@ -1,4 +1,4 @@
-"""A client's local training with ordinary autograd, and sums of what clients send."""
+"""A client's local training with ordinary autograd, and sums of updates."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ class Bent(NamedTuple):
 
     local: Local[Any] = Local()
     weights: Sequence[nn.Parameter] = ()
-    parts: Sequence[Tensor] = ()  # w of each weight; none where nothing bends
+    parts: Sequence[Tensor] = ()  # w of each weight; empty if steps are not modified
     received: Sequence[Tensor] | None = None  # x, where g is g(y) − g(x)
 
     def scale(self, loss: Tensor) -> float:
@@ -28,17 +28,17 @@ class Bent(NamedTuple):
 
 
 class Learner:
-    """A copy of the model that trains one client after another."""
+    """A copy of the model, with which clients train one after another."""
 
     def __init__(self, model: PlainModel, *, factors: bool):
-        """Where `factors` is set, gradients of large dense layers are added to the weights unformed."""
+        """With `factors`, gradients of large dense layers are added to the weights without being stored."""
         self.model = model
         self.layers = factored(model.module) if factors else []
 
     def step(
         self, optimizer: torch.optim.Optimizer, losses: Callable[[], Tensor], clip: float | None, bent: Bent
     ) -> None:
-        """One step down the mean of losses, or down what that is bent to."""
+        """One optimizer step on the mean loss, modified if the algorithm says so."""
         before = self._gradients_at(bent, losses) if bent.received is not None else None
         loss = losses().mean()
         torch.autograd.backward(loss)
@@ -57,7 +57,7 @@ class Learner:
 
     @staticmethod
     def _gradients_at(bent: Bent, losses: Callable[[], Tensor]) -> Sequence[Tensor]:
-        """The gradients at the received model; the weights are afterwards as they were."""
+        """The gradients at the received model; the weights are restored afterwards."""
         assert bent.received is not None
         trained = [weight.detach().clone() for weight in bent.weights]
         _set(bent.weights, bent.received)
@@ -67,11 +67,11 @@ class Learner:
 
     @torch.no_grad()
     def gradient_norm(self, weights: list[nn.Parameter], found: dict[int, Tensor]) -> Tensor:
-        """The norm of gradients of weights, by their numbers, together with those left as factors."""
+        """The norm of all gradients, dense (by index) and factored."""
         factors, squares = take_factors(self.layers), []
         for i, weight in enumerate(weights):
             product = factors.get(id(weight))
-            if product is not None and i in found:  # the weight is another layer's, too
+            if product is not None and i in found:  # the weight is shared with another layer
                 found[i] = found[i] + (product[0].mT @ product[1])
             elif product is not None:
                 squares.append(squared_norm(*product))
@@ -85,7 +85,7 @@ def _set(weights: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
 
 
 class Sum:
-    """Σ coef·δ in float64, of which a few terms at a time are added up in the updates' own type."""
+    """Σ coef·δ in float64, with a few terms at a time added up in the updates' own type."""
 
     def __init__(self, like: Tensor):
         self.total = torch.zeros_like(like, dtype=torch.float64)
@@ -93,7 +93,7 @@ class Sum:
         self.terms, self.scale = 0, 1.0
 
     def add(self, coef: float, update: Tensor) -> None:
-        """Takes the update over."""
+        """Adds an update, which must not be used afterwards."""
         if self.few is None or self.terms == FEW or not 1e-6 < abs(coef / self.scale) < 1e6:
             self.flush()
             if coef:
@@ -124,7 +124,7 @@ def _joined(norms: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def difference(before: Sequence[Tensor], after: Sequence[Tensor], out: Sequence[Tensor]) -> Tensor:
-    """Leaves before − after in `out`, part by part, and returns its norm, taken while it is in the cache."""
+    """Writes before − after to `out`, part by part, and returns its norm, computed in the same pass."""
     norms = []
     for parts in zip(before, after, out, strict=True):
         simple = all(part.is_contiguous() for part in parts)

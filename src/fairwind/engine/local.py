@@ -1,4 +1,4 @@
-"""The local parts of all runs' algorithms, so that their rows can take their steps together."""
+"""How the algorithms of all runs modify local steps, in a form that stacked rows share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -17,7 +17,7 @@ from fairwind.contract import (
 from fairwind.engine.executor import Run
 from fairwind.engine.layout import Layout
 
-Pass = Literal["training", "corrected", "personal"]  # ways in which a client trains in a round
+Pass = Literal["training", "corrected", "personal"]  # kinds of training of a client in a round
 PASSES: tuple[Pass, ...] = ("training", "corrected", "personal")
 
 
@@ -25,8 +25,8 @@ class Rules(NamedTuple):
     """What turns a row's gradient g into s(ℓ)·g + μ·y + w."""
 
     bent: bool = False  # whether any row has μ or w
-    own: bool = False  # whether w is each row's own, and not one for all rows of a run
-    scales: tuple[float | Callable[[Tensor], Tensor], ...] = ()  # s, by the number of a row's rule
+    own: bool = False  # whether w differs by row, and not only by run
+    scales: tuple[float | Callable[[Tensor], Tensor], ...] = ()  # s, by the index of a row's rule
     corrected: bool = False  # whether g is g(y) − g(x)
 
     def scale(self, losses: Tensor, rule: Tensor) -> Tensor | None:
@@ -44,15 +44,15 @@ PLAIN = Rules()
 
 
 class Bend(NamedTuple):
-    """What the steps of rows are bent by in a round, run by run."""
+    """The modification of local steps in a round, for each run."""
 
-    vectors: list[Tensor]  # w without memories, as matrices (R, n) by the layout; none where nothing bends
-    rule: tuple[Tensor, Tensor]  # (R,) each: μ, and the number of the scale s
+    vectors: list[Tensor]  # w without memories, as matrices (R, n) by the layout; or empty
+    rule: tuple[Tensor, Tensor]  # (R,) each: μ, and the index of the scale s
     shared: dict[int, Tensor]  # the servers' u (P,)
 
 
 class Locals:
-    """The local parts of R runs, in one of the ways in which clients train."""
+    """The modifications of R runs, for one kind of training."""
 
     def __init__(self, runs: Sequence[Run], way: Pass, like: Tensor):
         """`like` has the models' type and device."""
@@ -92,7 +92,7 @@ class Locals:
 
 
 def trains(run: Run, way: Pass) -> bool:
-    """Whether a run's clients train in that way."""
+    """Whether a run has that kind of training."""
     corrected = isinstance(run.algorithm, GradientAlgorithm) and run.algorithm.corrected
     if way == "personal":
         return isinstance(run.algorithm, PersonalAlgorithm)
@@ -100,7 +100,7 @@ def trains(run: Run, way: Pass) -> bool:
 
 
 def local_part(run: Run, way: Pass) -> Local[Any]:
-    """A run's local part; one that changes nothing, if its algorithm has none."""
+    """A run's modification of local steps; the identity, if its algorithm has none."""
     algorithm = run.algorithm
     if way == "personal":
         assert isinstance(algorithm, PersonalAlgorithm)

@@ -1,7 +1,7 @@
 """The plain executor: one client after another, with ordinary autograd and PyTorch's own optimisers.
 
-It takes whatever PyTorch trains. On a CPU clients are shared out among workers with a core each, or, where
-the model is large, each has all cores. The stacked executor is tested against it.
+It takes any module that PyTorch can train. On a CPU, clients are distributed over worker threads, one per
+core; a large model uses all cores in each kernel instead. The stacked executor is tested against it.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,8 +59,8 @@ class Loop:
         workers: int = 1,
     ):
         self.federation, self.planner, self.runs, self.memories = federation, planner, runs, memories
-        # Kernels of a large model fill all cores, and several large models do not fit into the cache; small
-        # steps would wait for Python's lock. And PyTorch's generator belongs to all threads.
+        # Kernels of a large model use all cores, and several large models do not fit into the cache; small
+        # steps would wait for the GIL. And PyTorch's generator is shared by all threads.
         self.threads = 1
         few = planner.participants * len(runs) < workers
         if few or model.layout.parameters >= LARGE or model.operations(planner.solver.batch_size) >= LONG:
@@ -140,7 +140,7 @@ class Loop:
     def _remember(
         self, algorithm: MemoryAlgorithm[Any, Any], job: Job, report: Report, state: Any, delta: Tensor
     ) -> Tensor:
-        """Lets a client remember; what its memory changed by (P,)."""
+        """Updates a client's memory, and returns its change (P,)."""
         client = torch.tensor([job.client])
         memory = partial(self.memories.take, job.run, client)
         shared = algorithm.local.shared(state).to(delta.dtype) if algorithm.local.shared else 0.0
@@ -152,7 +152,7 @@ class Loop:
     def _gradients(
         self, x: Tensor, jobs: list[Job]
     ) -> tuple[dict[Job, tuple[Tensor, Tensor]], dict[int, Tensor]]:
-        """What clients of runs that sum gradients measure; and these runs' mean gradients (P,)."""
+        """The probes of runs that need gradients, and their mean gradients (P,)."""
         mine = [job for job in jobs if job.run in self.summing]
         found: dict[Job, tuple[Tensor, Tensor]] = {}
         total = {r: torch.zeros_like(x[r], dtype=torch.float64) for r in self.summing}
@@ -173,7 +173,7 @@ class Loop:
     def _bent(
         self, job: Job, x: Tensor, state: Any, mean: Tensor | None, weights: list[nn.Parameter]
     ) -> Bent:
-        """What a client's steps are bent by."""
+        """How a client's local steps are modified."""
         run = self.runs[job.run]
         corrected = isinstance(run.algorithm, GradientAlgorithm) and run.algorithm.corrected
         local = local_part(run, "training")
@@ -199,7 +199,7 @@ class Loop:
         learner: Learner,
         probed: tuple[Tensor, Tensor] | None,
     ) -> tuple[Report, Tensor]:
-        """A client probes, unless that is done, trains from x and reports; and its update δ (P,)."""
+        """A client probes (unless done), trains from x and reports; returns also its update δ (P,)."""
         plan = self.plans[self.runs[job.run].seed]
         weights = learner.model.load(x)
         loss, grad_norm = probed or self._probe(weights, learner, job)
@@ -215,7 +215,7 @@ class Loop:
         ), delta
 
     def _train_personal(self, x: Tensor, job: Job, learner: Learner) -> None:
-        """A client trains the model that it keeps for itself."""
+        """A client trains its personal model."""
         client = torch.tensor([job.client])
         weights = learner.model.load(self.memories.take(job.run, client)[0])
         local = local_part(self.runs[job.run], "personal")
@@ -227,9 +227,9 @@ class Loop:
     def _probe(
         self, weights: list[nn.Parameter], learner: Learner, job: Job, gradient: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The mean loss over a client's samples, and the norm of its gradient, as far as they are probed for.
+        """The mean loss over a client's samples, and the norm of its gradient if the probe needs it.
 
-        The gradient itself is left in `gradient` (P,), if given.
+        The gradient itself is written to `gradient` (P,), if given.
         """
         probe = self.runs[job.run].algorithm.probe
         device = self.federation.device

@@ -19,8 +19,8 @@ Loss = Callable[[Any, Any], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,
 def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
     """Each sample's cross-entropy, from outputs (B, ..., C) and class labels (B, ...).
 
-    The mean over positions, where a sample has several. Of a tuple of outputs the first counts. Written
-    without a gather, whose batching rule makes the compiler fix the number of rows.
+    Averaged over positions, if a sample has several; uses the first of a tuple of outputs. Written without
+    a gather, whose batching rule would make the compiler fix the number of rows.
     """
     logits = first_output(outputs)
     classes = torch.arange(logits.shape[-1], device=logits.device)
@@ -30,7 +30,7 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def per_sample(loss: Any) -> Loss:
-    """A loss for each sample, of a loss as users have it: PyTorch's make one number of a batch."""
+    """A per-sample version of a user's loss; PyTorch's losses reduce a batch to one number."""
     if loss is F.cross_entropy or (type(loss) is nn.CrossEntropyLoss and _plain(loss)):
         return _cross_entropy
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
@@ -56,7 +56,7 @@ def _plain(loss: nn.CrossEntropyLoss) -> bool:
 
 
 def _cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
-    """PyTorch's, whose classes are the second dimension of the outputs."""
+    """A PyTorch loss whose classes are the second dimension of the outputs."""
     logits = first_output(outputs)
     if targets.is_floating_point() or logits.dim() > 2:
         return per_sample_mean(F.cross_entropy(logits, targets, reduction="none"))
@@ -64,7 +64,7 @@ def _cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def _reduced(loss: Callable[..., Tensor], outputs: Any, targets: Tensor) -> Tensor:
-    """The mean over all that one sample has."""
+    """The mean over all dimensions of a sample."""
     predicted = first_output(outputs)
     if targets.shape != predicted.shape and targets.numel() == predicted.numel():
         targets = targets.reshape(predicted.shape)  # (B,) beside (B, 1)

@@ -1,4 +1,4 @@
-"""What clients keep from round to round: a vector, or a model of their own."""
+"""What clients keep between rounds: a vector, or a personal model."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from fairwind.contract import Change, MemoryAlgorithm, PersonalAlgorithm
 from fairwind.engine.executor import Run
 
-SHARE = 0.25  # of the memory for rows that may be taken on a GPU; more stays on the host
+SHARE = 0.25  # share of a GPU's row memory that may be used; if it is not enough, vectors stay on the host
 
 
 class Memories:
     """Vectors (K, P) of the clients of those runs that keep any."""
 
     def __init__(self, runs: Sequence[Run], x: Tensor, clients: int, *, room: float):
-        """From models x (R, P); `room` is how many numbers there is memory for."""
+        """From models x (R, P); `room` is how many numbers fit into memory."""
         keeping = [
             r for r, run in enumerate(runs) if isinstance(run.algorithm, MemoryAlgorithm | PersonalAlgorithm)
         ]
@@ -24,22 +24,22 @@ class Memories:
         place = torch.device("cpu") if self.on_host else x.device
         self.values: dict[int, Tensor] = {}
         for r in keeping:
-            own = isinstance(runs[r].algorithm, PersonalAlgorithm)  # a model begins where all begin
+            own = isinstance(runs[r].algorithm, PersonalAlgorithm)  # starts at x_0
             first = x[r].to(place) if own else x.new_zeros((), device=place)
             self.values[r] = first.expand(clients, x.shape[1]).clone()
 
     def take(self, r: int, clients: Tensor) -> Tensor:
-        """Those of some clients (n, P), where they are computed with."""
+        """The vectors of some clients (n, P), on the computing device."""
         found = self.values[r]
         return found.index_select(0, clients.to(found.device)).to(self.device)
 
     def add(self, r: int, clients: Tensor, change: Tensor) -> None:
-        """Changes those of some clients."""
+        """Adds to the vectors of some clients."""
         found = self.values[r]
         found.index_add_(0, clients.to(found.device), change.to(found.device))
 
     def put(self, r: int, clients: Tensor, new: Tensor) -> None:
-        """Keeps new ones of some clients."""
+        """Replaces the vectors of some clients."""
         found = self.values[r]
         found.index_copy_(0, clients.to(found.device), new.to(found.device))
 
@@ -49,7 +49,7 @@ def changed(
 ) -> Tensor:
     """By how much memories (n, P) change, given the server's u (P,) and updates δ (n, P).
 
-    The updates are overwritten. Memories are asked for only where the change depends on them.
+    The updates are overwritten. Memories are only read if the change depends on them.
     """
     rows = len(update)
     if isinstance(change.update, Tensor):

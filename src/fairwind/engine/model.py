@@ -19,11 +19,11 @@ from fairwind.engine.precision import products
 from fairwind.errors import first_line
 from fairwind.layers import CountedRandomness, key_names, stackable
 
-LARGE = 1 << 14  # numbers of a weight from which on it is worth to leave its gradient as factors
-# Of gradients, relative to their norm; in float32 cuDNN may round factors to TF32.
+LARGE = 1 << 14  # size of a weight from which on a factored gradient pays
+# Tolerance of gradients relative to their norm; in float32 cuDNN may round factors to TF32.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
 
-Seen = dict[int, Tensor]  # by the numbers of parts
+Seen = dict[int, Tensor]  # by the indices of parts
 # Names for types, because PyTorch's compiler cannot read such an annotation inside a function.
 Total = tuple[Tensor, tuple[Tensor, Seen]]
 Found = tuple[Parts, Tensor, Seen]
@@ -34,7 +34,7 @@ class CannotStackError(Exception):
 
 
 class StackedModel:
-    """A module's loss and gradient for rows of parameters, each with a batch of its own.
+    """A module's loss and gradient for rows of parameters, each with its own batch.
 
     Parameters with `requires_grad=False` and all buffers are shared by every row, not copied.
     """
@@ -50,7 +50,7 @@ class StackedModel:
         compute: torch.dtype | None = None,
         factored: bool = False,
     ):
-        """Local steps are computed in the type `compute`, if given; large gradients may stay `factored`."""
+        """Local steps are computed in the type `compute`, if given; large gradients may be `factored`."""
         if plain.changed_buffer:
             raise CannotStackError(f"its forward pass changes the buffer {plain.changed_buffer!r}")
         if plain.randomness == "generator":
@@ -83,11 +83,11 @@ class StackedModel:
 
     @property
     def random(self) -> bool:
-        """Whether training steps look at their keys."""
+        """Whether training steps use their random keys."""
         return bool(self.keys) or self.replaces
 
     def another(self) -> "StackedModel":
-        """A second one that can work beside this one."""
+        """A copy for another thread."""
         other = copy.copy(self)
         for name in ("training", "evaluating", "probing"):
             setattr(other, name, copy.deepcopy(getattr(self, name)))
@@ -124,7 +124,7 @@ class StackedModel:
         return found
 
     def _leaves(self, parts: Parts, mask: Tensor) -> tuple[Parts, Seen]:
-        """What is differentiated by: parts, or zeros for their layers to add; and those parts."""
+        """The variables to differentiate by: parts, or zeros that their layers add; and those parts."""
         held = {i: parts[i] for i in self.factored}
         zeros = {i: p.new_zeros(()).expand(*mask.shape, p.shape[1]) for i, p in held.items()}
         return tuple(zeros.get(i, p) for i, p in enumerate(parts)), held
@@ -132,7 +132,7 @@ class StackedModel:
     def _call(
         self, module: nn.Module, leaves: Parts, held: Seen, inputs: Any, key: Tensor | None = None
     ) -> tuple[Any, Seen]:
-        """A module's outputs, in the model's type, whichever its parts are in; and what its layers saw."""
+        """A module's outputs in the model's type, and the inputs of its factored layers."""
         inputs = cast(inputs, leaves[0].dtype)
         values: dict[str, Tensor] = {} if key is None else dict.fromkeys(self.keys, key)
         for i, (names, leaf) in enumerate(zip(self.layout.all_names, leaves, strict=True)):
@@ -176,7 +176,7 @@ class StackedModel:
     def _try(self, plain: PlainModel, federation: Federation) -> None:
         """Trains, probes and scores two rows, and compares their gradients with a plain backward pass.
 
-        The third sample of a batch is padding. Where samples influence each other, that shows.
+        The third sample of a batch is padding, which reveals samples that influence each other.
         """
         device, second = federation.device, min(1, federation.samples - 1)
         at = torch.tensor([0, second, 0], device=device)
@@ -197,7 +197,7 @@ class StackedModel:
         self.probes(parts, *given)
         self.losses(parts, *given)
         self.scores(flat, inputs, targets)
-        # Weights lie in memory as their gradients come: a dense layer's are transposed, for example.
+        # Weights get the strides of their gradients: a dense layer's are transposed, for example.
         self.layout = self.layout.with_strides([torch.empty_like(g[0]).stride() for g in found])
         if self.compute == self.dtype:
             plainly = (take(inputs, slice(0, 2)), take(targets, slice(0, 2)))
@@ -213,9 +213,9 @@ class StackedModel:
                     )
 
     def _factor(self, start: Tensor, federation: Federation) -> None:
-        """Leaves gradients of large dense layers as factors, where these give the gradients of a few samples.
+        """Uses factored gradients for large dense layers, where they equal autograd's on a few samples.
 
-        They do not where a layer is used twice, or on several inputs for each sample, or a weight by others.
+        They differ if a layer is used twice or on several inputs per sample, or if its weight is shared.
         """
         candidates = {
             i: names[0].rpartition(".")[0]
@@ -253,15 +253,15 @@ class StackedModel:
 
 
 def _gradients_of(loss: Callable[..., Any]) -> Callable[..., Found]:
-    """A row's loss as a function of many rows: their gradients, the losses, and what layers saw."""
+    """A row's loss, vectorised over rows: their gradients, losses, and inputs of factored layers."""
 
     def total(*rows: Any) -> Total:
         losses, seen = vmap(loss)(*rows)
         return losses.sum(), (losses, seen)
 
     def found(*rows: Any) -> Found:
-        # Rows are independent: the gradient of their sum holds each row's own. With `grad` outside, the
-        # backward pass runs on whole matrices, and compiles for any number of rows.
+        # Rows are independent: the gradient of their summed loss contains each row's own. With `grad`
+        # outside, the backward pass runs on whole matrices, and compiles for any number of rows.
         gradients, (losses, seen) = grad(total, has_aux=True)(*rows)
         return gradients, losses, seen
 
@@ -273,7 +273,7 @@ def _gradients(found: Parts, seen: Seen) -> list[Gradient]:
 
 
 def _agree(found: list[Tensor], exact: tuple[Tensor, ...], tolerance: float) -> bool:
-    """Whether gradients are equal up to rounding; what is not finite cannot be compared."""
+    """Whether gradients are equal up to rounding; values that are not finite cannot be compared."""
     a, b = (torch.cat([g.detach().double().reshape(-1) for g in each]) for each in (found, exact))
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         return True

@@ -1,4 +1,4 @@
-"""Users' modules: copied, called, and what one forward pass of them shows."""
+"""Copies, calls and inspects users' modules."""
 
 import copy
 from typing import Any
@@ -38,19 +38,19 @@ def _mixes(layer: nn.Module) -> bool:
 
 
 def call(module: nn.Module, inputs: Any) -> Any:
-    """A module's outputs: a tensor is its argument, a tuple its arguments, a dict its named arguments."""
+    """A module's outputs: inputs are one tensor, a tuple of arguments, or a dict of named arguments."""
     if isinstance(inputs, dict):
         return read(module(**inputs))
     return read(module(*inputs) if isinstance(inputs, tuple) else module(inputs))
 
 
 def read(outputs: Any) -> Any:
-    """What a loss is given: an output's `logits`, where it has them, else all of it."""
+    """The argument of the loss: an output's `logits`, if it has them, else the output."""
     return outputs.logits if hasattr(outputs, "logits") else outputs
 
 
 def restore_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> None:
-    """Undoes what forward passes did to buffers, assigned or written in place."""
+    """Restores buffers that forward passes assigned or changed in place."""
     for name, value in buffers.items():
         owner, _, own = name.rpartition(".")
         layer = module.get_submodule(owner)
@@ -62,7 +62,7 @@ def restore_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> None:
 
 
 def draws(module: nn.Module, inputs: Any) -> bool:
-    """Whether a forward pass takes numbers from PyTorch's generators."""
+    """Whether a forward pass uses PyTorch's random generators."""
 
     def states() -> list[Tensor]:
         return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
@@ -99,7 +99,7 @@ def forward_operations(module: nn.Module, inputs: Any) -> int:
 
 
 def activations(module: nn.Module, inputs: Any, dtype: torch.dtype, compute: torch.dtype) -> int:
-    """How many numbers of a type a batch keeps from the forward to the backward pass, about."""
+    """Approximately how many numbers of a type autograd saves for the backward pass of a batch."""
     given = [*module.parameters(), *module.buffers()]
     shared = {t.untyped_storage().data_ptr() for t in given}
     kept: dict[int, int] = {}

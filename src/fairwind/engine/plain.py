@@ -1,4 +1,4 @@
-"""A user's module as PyTorch trains it: copies of it, called with samples, one model at a time."""
+"""A user's module, trained one model at a time with ordinary PyTorch."""
 
 import copy
 from collections.abc import Iterator
@@ -57,13 +57,13 @@ class PlainModel:
             drawn = draws(self.module, sample[0])
             with CountedRandomness(self.start.new_zeros((), dtype=torch.int64)) as mode:
                 left = draws(self.module, sample[0])
-            self.replaces = mode.needed  # whether functions are called that only stack in other forms
+            self.replaces = mode.needed  # whether it calls functions that need other forms to be stacked
             if drawn:
                 self.randomness = "generator" if left else "functional"
             self.changed_buffer = changes_buffers(self.module, sample[0])
             self._check(federation, *sample)
             self.per_sample = activations(self.module, sample[0], self.dtype, self.dtype)
-            self.flops = forward_operations(self.module, sample[0])  # of a sample's forward pass
+            self.flops = forward_operations(self.module, sample[0])  # operations of a sample's forward pass
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,7 +78,7 @@ class PlainModel:
         return 3 * self.flops * batch_size
 
     def another(self) -> "PlainModel":
-        """A second one that can train beside this one."""
+        """A copy for another thread."""
         other = copy.copy(self)
         other.module = copy.deepcopy(self.module)
         return other
@@ -95,7 +95,7 @@ class PlainModel:
             module.training = training and trains
 
     def training_losses(self, inputs: Any, targets: Any, key: int) -> Tensor:
-        """Each sample's loss in training mode; `key` decides what is random."""
+        """Each sample's loss in training mode; `key` seeds its randomness."""
         for name in key_names(self.module):
             self.module.get_buffer(name).fill_(key)
         mode: AbstractContextManager[Any] = nullcontext()
@@ -107,7 +107,7 @@ class PlainModel:
             return self.loss(call(self.module, inputs), targets)
 
     def losses(self, inputs: Any, targets: Any) -> Tensor:
-        """Each sample's loss in the mode that the module is in."""
+        """Each sample's loss in the module's current mode."""
         return self.loss(call(self.module, inputs), targets)
 
     def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
@@ -120,7 +120,7 @@ class PlainModel:
         return tuple(torch.stack(each) for each in zip(*found, strict=True))
 
     def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        """The same where each model x (R, P) has samples of its own, (R, B, …)."""
+        """The same with different samples for each model x (R, P): (R, B, …)."""
         rows = zip(x, *(_rows(each) for each in (inputs, targets)), strict=True)
         found = [self.scores(flat[None], *own) for flat, *own in rows]
         return tuple(torch.cat(each) for each in zip(*found, strict=True))
@@ -165,13 +165,13 @@ def _rows(samples: Any) -> list[Any]:
 
 
 def judged(loss: Loss, scores: tuple[Score, ...], outputs: Any, targets: Any) -> tuple[Tensor, ...]:
-    """Each sample's loss, and the numbers that each score makes of it."""
+    """Each sample's loss, and the numbers of each score."""
     return loss(outputs, targets), *(score.per_sample(outputs, targets) for score in scores)
 
 
 @contextmanager
 def explained(inputs: Any, targets: Any, hint: str = "") -> Iterator[None]:
-    """Errors inside a user's module, as one line that says what it was given."""
+    """Turns errors inside a user's module into one line that names its inputs."""
     try:
         yield
     except InputError:

@@ -1,4 +1,4 @@
-"""Who trains in a round, on which batches, in which order; all of it a hash of (seed, round, …)."""
+"""Participants, batches and their order in a round, all from hashes of (seed, round, …)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from fairwind.errors import InputError
 
 
 class Plan(NamedTuple):
-    """Who trains in a round, and how long: an entry for each client of each seed; on the host."""
+    """The participants of a round and their steps: an entry for each client of each seed; on the host."""
 
     seed: Tensor  # (M,) index into the seeds
     client: Tensor  # (M,)
@@ -25,7 +25,7 @@ class Plan(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The samples of some entries in the order in which they are taken; on the data's device."""
+    """The samples of some entries in training order; on the data's device."""
 
     size: Tensor  # (N,) samples in an epoch
     steps: Tensor  # (N,)
@@ -35,7 +35,7 @@ class Order(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The same before an order is drawn: what does not change from round to round with the same clients."""
+    """The same before shuffling: what does not change between rounds with the same clients."""
 
     entry: Tensor  # (N,) which of the plan's entries these are
     client: Tensor  # (N,) their clients
@@ -52,10 +52,10 @@ class Selection(NamedTuple):
     taken: Tensor | None  # which of the samples in their order are taken, if not all
     brought: (
         Tensor | None
-    )  # the clients whose training samples are brought to the device, if they are not there
+    )  # the clients whose training samples are copied to the device, if they are on the host
 
     def order(self, order_key: Tensor, dropout_key: Tensor) -> Order:
-        """Every epoch shuffled within itself: one sort for all."""
+        """Shuffles every epoch, with one sort for all."""
         place = self.place
         if self.shuffled:
             keys = mix(order_key[self.epoch_entry], self.epoch)
@@ -68,7 +68,7 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True)
 class Planner:
-    """Draws the plan of any round, in any order of rounds."""
+    """Computes the plan of any round, in any order of rounds."""
 
     federation: Federation
     solver: Solver
@@ -79,10 +79,10 @@ class Planner:
     probe_samples: int | None = None
     """Training samples on which F_k and ∇F_k are measured, drawn anew each round; None is all of them."""
     first: int = 0
-    """The number of the federation's first client among all clients, where it holds only some of them."""
+    """The index of the federation's first client among all clients, if it holds only some of them."""
 
     def __post_init__(self) -> None:
-        _ = self.participants  # refuses what cannot be
+        _ = self.participants  # refuses impossible numbers
 
     @property
     def participants(self) -> int:
@@ -98,7 +98,7 @@ class Planner:
 
     @property
     def repeats(self) -> bool:
-        """Whether the same clients take the same steps in every round, if in another order."""
+        """Whether the same clients take the same numbers of steps in every round."""
         return self.participants == len(self.federation) and self.solver.fewest == self.solver.most
 
     def plan(self, seeds: list[int], round: int) -> Plan:
@@ -118,23 +118,23 @@ class Planner:
         return plan._replace(order_key=order, dropout_key=dropout)
 
     def training(self, plan: Plan, entries: Tensor, *, bring: bool = False) -> Selection:
-        """What the given entries of a plan train on; `bring` if only their clients' samples will be there."""
+        """The training samples of some entries; `bring` if only their clients' samples are on the device."""
         steps, epochs = plan.steps[entries], plan.epochs[entries]
         return self._selection(plan, entries, plan.size[entries], steps, epochs, bring)
 
     def probing(self, plan: Plan, entries: Tensor, batch_size: int, *, bring: bool = False) -> Selection:
-        """What the given entries measure their loss and gradient on, in batches of the given size."""
+        """The probe samples of some entries, in batches of the given size."""
         size = self.probed(plan.size[entries])
         return self._selection(plan, entries, size, -(-size // batch_size), None, bring)
 
     def probed(self, size: Tensor) -> Tensor:
-        """How many samples a client of this size measures its loss and gradient on."""
+        """The number of probe samples of a client of this size."""
         return size if self.probe_samples is None else size.clamp(max=self.probe_samples)
 
     def _selection(
         self, plan: Plan, entries: Tensor, size: Tensor, steps: Tensor, epochs: Tensor | None, bring: bool
     ) -> Selection:
-        """That of entries which take all their samples so many times, or some of them once."""
+        """The selection for entries that use all their samples several times, or some of them once."""
         device, client, taken = self.federation.device, plan.client[entries], None
         if epochs is None:
             length, owner, epoch = size, entries, torch.zeros_like(entries)
@@ -149,7 +149,7 @@ class Planner:
         whole = plan.size[owner]
         segment, place = segments(whole.to(device), int(whole.sum()))
         start, brought = self.federation.start[plan.client[owner]], None
-        if bring:  # they will lie there one client after another
+        if bring:  # they will be stored one client after another
             brought, which = torch.unique(plan.client[owner], return_inverse=True)
             sizes = self.federation.train[brought]
             start = (sizes.cumsum(0) - sizes)[which]
@@ -187,10 +187,10 @@ def _hashes(
 
 
 def places(selection: Selection, entry: Tensor, step: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Which of the ordered samples N batches (N, B) take, each of an entry at one of its steps; and padding.
+    """The positions, among the ordered samples, of N batches (N, B), each of an entry and step; and padding.
 
-    Where a batch has no more samples, or the entry no more steps, its own first sample stands in: another
-    client's must not be touched, not even masked. There padding is −1, elsewhere 0.
+    If a batch has no more samples, or the entry no more steps, it is padded with its own first sample:
+    another client's must not be used, not even masked. There padding is −1, elsewhere 0.
     """
     size, base = selection.size[entry, None], selection.base[entry, None]
     steps, step = selection.steps[entry, None], step[:, None]

@@ -1,4 +1,4 @@
-"""How exactly local steps are computed. Weights, updates, norms and sums keep the model's own type."""
+"""The numeric precision of local steps. Weights, updates, norms and sums keep the model's own type."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ def compute_type(precision: Precision) -> torch.dtype | None:
 
 @contextmanager
 def products(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Within, a GPU's products of float32 matrices round their factors to TF32 unless all is to be exact."""
+    """Allows TF32 products of float32 matrices on a GPU, unless the precision is float32."""
     if device.type != "cuda":
         yield
         return

@@ -1,4 +1,4 @@
-"""Rows of unequal length: cut into chunks that fit into memory, in each of which the longest come first."""
+"""Rows of unequal length, in chunks that fit into memory and are sorted with the longest first."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from fairwind.engine.plan import Order, Selection, places
 
 
 class Chunk(NamedTuple):
-    """Rows that work together, the longest first: all that is known of them before their orders are drawn."""
+    """Rows that train together, the longest first: everything that is known before shuffling."""
 
     rows: Tensor  # (n,) which of the round's rows
     row_run: Tensor  # (n,)
@@ -20,11 +20,11 @@ class Chunk(NamedTuple):
     runs_there: Tensor  # and on the device
     member: Tensor  # (runs, n) 1 where a row is the run's, else 0
     selection: Selection
-    counts: list[int]  # how many rows take each step
+    counts: list[int]  # number of rows that take each step
     batch_step: Tensor  # (Σ counts,) each batch's step
     batch_entry: Tensor  # (Σ counts,) which of the selection's entries it belongs to
     batch_places: Tensor  # (Σ counts, B) which of the ordered samples it takes
-    padding: Tensor  # (Σ counts, B) −1 where these stand in for none, else 0
+    padding: Tensor  # (Σ counts, B) −1 for padding, else 0
     rows_of: dict[int, Tensor]  # which of the chunk's rows are a run's, for some runs
 
     def clients(self, rows: Tensor) -> Tensor:
@@ -32,11 +32,11 @@ class Chunk(NamedTuple):
         return self.selection.client[self.row_entry[rows]]
 
     def samples(self, order: Order) -> Tensor:
-        """The batches' samples (Σ counts, B), with all bits inverted, and thus negative, where padded."""
+        """The batches' samples (Σ counts, B), with all bits inverted, and thus negative, for padding."""
         return order.samples[self.batch_places] ^ self.padding
 
     def dropout_keys(self, order: Order) -> Tensor:
-        """What decides the batches' dropout (Σ counts,)."""
+        """The random keys of the batches' dropout (Σ counts,)."""
         return mix(order.dropout_key[self.batch_entry], self.batch_step)
 
 
@@ -49,7 +49,7 @@ def chunk_of(
     batch_size: int,
     apart: Collection[int] = (),
 ) -> Chunk:
-    """A chunk of rows with their runs and entries, of whom the first so many take each step."""
+    """A chunk of rows with their runs and entries, and how many of the first rows take each step."""
     device = selection.entry.device
     runs = torch.unique(row_run)
     row_entry, active = row_entry.to(device), counts.tolist()
@@ -75,18 +75,18 @@ def active_rows(steps: Tensor, multiple: int = 1) -> Tensor:
     """How many of n rows, sorted by their steps (n,), take each step, rounded up to a multiple."""
     finished = torch.bincount(steps).cumsum(0)[:-1]
     active = -(-(len(steps) - finished) // multiple) * multiple
-    # Compiled code treats a size of one apart.
+    # The compiler specialises a size of one.
     return active.clamp(min=min(2, len(steps)), max=len(steps))
 
 
 def chunks(costs: Tensor, limit: int) -> tuple[Tensor, ...]:
-    """Indices cut into consecutive chunks whose costs sum to about the limit, or to one cost above it."""
+    """Indices in consecutive chunks whose costs sum to about the limit, or a single cost above it."""
     _, counts = torch.unique_consecutive(costs.cumsum(0) // limit, return_counts=True)
     return torch.split(torch.arange(len(costs)), counts.tolist())
 
 
 def evenly(costs: Tensor, budget: int) -> list[Tensor]:
-    """Indices cut into few chunks of the same number each, or one less, within the budget if that can be."""
+    """Indices in few chunks of equal size, up to one, within the budget if possible."""
     parts = -(-int(costs.sum()) // budget)
     while True:
         cut = list(torch.arange(len(costs)).tensor_split(min(parts, len(costs))))
@@ -96,5 +96,5 @@ def evenly(costs: Tensor, budget: int) -> list[Tensor]:
 
 
 def dealt(count: int, parts: int) -> list[Tensor]:
-    """Indices 0 to count dealt out in turn, so that every part has some of the first and of the last."""
+    """Indices 0 to count, distributed round-robin: every part has some of the first and of the last."""
     return [torch.arange(count)[k::parts] for k in range(min(parts, count))]

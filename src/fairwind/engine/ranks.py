@@ -1,4 +1,4 @@
-"""Ranks: the processes that torchrun starts, which share out the rows and exchange only sums."""
+"""Ranks: the processes that torchrun starts, which share the rows and exchange only sums."""
 
 import atexit
 import os
@@ -16,25 +16,25 @@ from fairwind.errors import InputError, first_line
 
 
 class Ranks(NamedTuple):
-    """Which of the processes this is; the only one, unless torchrun started it."""
+    """The index of this process; 0 of 1, unless torchrun started it."""
 
     rank: int = 0
     world: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that speaks and writes for all."""
+        """Whether this is the rank that prints and writes files."""
         return self.rank == 0
 
     def deal(self, costs: Tensor) -> Tensor:
-        """Which of the items with these costs are this rank's, in their order; shares cost about the same."""
+        """This rank's share of items with these costs, in order; all shares cost about the same."""
         if self.world == 1:
             return torch.arange(len(costs))
         dearest_first = torch.argsort(costs, descending=True, stable=True)
         return dearest_first[self.rank :: self.world].sort().values
 
     def sum(self, *parts: Tensor) -> list[Tensor]:
-        """The parts summed over ranks, in one exchange: the same bits on every rank."""
+        """The parts summed over ranks in one all-reduce: the same bits on every rank."""
         if self.world == 1:
             return list(parts)
         flat = torch.cat([part.double().reshape(-1) for part in parts])
@@ -50,7 +50,7 @@ class Ranks(NamedTuple):
         return values
 
     def any(self, wish: bool) -> bool:
-        """Whether any rank wishes it."""
+        """Whether it is true on any rank."""
         if self.world == 1:
             return wish
         wishes = torch.tensor([float(wish)])
@@ -63,7 +63,7 @@ class Ranks(NamedTuple):
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Lets rank 0 do something before the others, who then find it done."""
+        """Runs the block on rank 0 first, then on the others."""
         if not self.first:
             self.meet()
         yield
@@ -75,7 +75,7 @@ ALONE = Ranks()
 
 
 def find() -> Ranks:
-    """Which rank this process is, or will be once it has joined the others."""
+    """This process's rank, whether or not it has joined the others."""
     if dist.is_available() and dist.is_initialized():
         return Ranks(dist.get_rank(), dist.get_world_size())
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys():  # torchrun's
@@ -84,7 +84,7 @@ def find() -> Ranks:
 
 
 def join() -> Ranks:
-    """Waits for the other ranks, where there are any, and gives each a GPU of its own as "cuda"."""
+    """Joins the other ranks, if there are any, and gives each its own GPU as "cuda"."""
     ranks = find()
     if ranks.world == 1 or (dist.is_available() and dist.is_initialized()):
         return ranks
@@ -97,7 +97,7 @@ def join() -> Ranks:
     if gpu < torch.cuda.device_count():
         torch.cuda.set_device(gpu)
     both = torch.cuda.is_available() and dist.is_nccl_available()
-    # Rank 0 may take long over preparing data, and a rank that fails is noticed by torchrun.
+    # Rank 0 may take long to prepare data, and torchrun notices a rank that fails.
     dist.init_process_group("cpu:gloo,cuda:nccl" if both else "gloo", timeout=timedelta(days=1))
     atexit.register(dist.destroy_process_group)
     return ranks

@@ -1,7 +1,7 @@
-"""The server's step on a CPU, block by block where each parameter is handled by itself.
+"""The server's step on a CPU, in blocks if the algorithm is elementwise over parameters.
 
-A step is some twenty operations, each of which would read and write vectors as long as the model. In blocks,
-what lies between them stays in the cache.
+A step is about twenty operations, each of which reads and writes vectors as long as the model. In blocks,
+intermediate results stay in the cache.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from fairwind.layers.pointwise import Operations
 Summed = Algorithm[Any, Any] | LocalAlgorithm[Any, Any] | PersonalAlgorithm[Any, Any]
 
 BLOCK = 1 << 18  # parameters
-LARGE = 1 << 20  # parameters from which on it is worth it
+LARGE = 1 << 20  # parameters from which on it pays
 
 
 class Server:
@@ -45,7 +45,7 @@ class Server:
         self.workers = Workers([None] * (workers if any(self.in_blocks) else 1))
 
     def advance(self, r: int, x: Tensor, state: Any, outcome: Outcome) -> tuple[Tensor, Any, Tensor]:
-        """Run r's next model and state, and whether these are new; as `aggregation.advance`, to the bit."""
+        """Run r's next model and state, and whether they changed; bit for bit as `aggregation.advance`."""
         algorithm = self.runs[r].algorithm
         if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
             held = outcome.held[r]
@@ -74,7 +74,7 @@ def is_elementwise(
     algorithm: Algorithm[Any, Any] | LocalAlgorithm[Any, Any] | PersonalAlgorithm[Any, Any],
     dtype: torch.dtype,
 ) -> bool:
-    """Whether a server handles each parameter by itself, whatever the length of the model."""
+    """Whether a server's step is elementwise over parameters."""
     x = torch.linspace(-1, 1, 5, dtype=dtype)
     first, last = x[:3], x[3:]
     one = torch.ones((), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How to train: what a user may set, and what is chosen where nothing is said."""
+"""Training options and their defaults."""
 
 import math
 import os
@@ -34,26 +34,26 @@ class Settings:
     clients_per_round: int | None = None
     """Their number, if given, instead of a share."""
     probe_samples: int | None = None
-    """Samples on which a client measures its loss and gradient before training; None is all, as for F(x⁰)."""
+    """Samples of a probe, which measures loss and gradient before training; None is all, as for F(x⁰)."""
     eval_every: int = 10
     target: float | None = None
     """Average score at which training stops early, once every run has reached it."""
     engine: Engine = "auto"
-    """Train all clients of all runs at once (stacked) or one after another (loop); "auto" takes the faster
-    of those that can."""
+    """Train all clients of all runs at once (stacked) or one after another (loop); "auto" chooses the faster
+    one that can train the model."""
     device: str = "auto"
     compile: Switch = "auto"
-    """Compile the stacked step; "auto" does where a compiler is found and the run is long enough."""
+    """Compile the stacked step; "auto" does if a compiler is found and the run is long enough."""
     precision: Precision = "auto"
-    """How local steps are computed: exactly (float32), or with factors rounded (tf32) or all but the weights
-    and sums in half the bits (bf16) for speed on a GPU. "auto" is tf32 on a GPU, float32 elsewhere."""
+    """Precision of local steps: float32; tf32, which rounds the factors of products; or bf16 with float32
+    weights and sums. "auto" is tf32 on a GPU, float32 elsewhere."""
     memory: float | None = None
-    """GiB that rows training at once may take; None is 1/32 on a CPU, near its cache, a quarter of a GPU."""
+    """GiB for clients that train at once; None is 1/32 on a CPU, near its cache, and a quarter of a GPU."""
     data_on: DataOn = "auto"
-    """Where samples are kept: on the device, or on the host, from where those of a few clients at a time are
-    brought to the device. "auto" is the host for what would take more than half of a GPU's memory."""
+    """Where samples are kept: on the device, or on the host, from which those of a few clients at a time are
+    copied to the device. "auto" is the host if they would take more than half of a GPU's memory."""
     workers: int | None = None
-    """Threads that share the clients out on a CPU, with a core each; None is one for each core."""
+    """Worker threads on a CPU, which share the clients; None is one per core."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.solver, Solver):
@@ -64,7 +64,7 @@ class Settings:
         if self.clients_per_round is not None:
             whole(1, clients_per_round=self.clients_per_round)
             if self.participation != 1.0:
-                raise InputError("participation and clients_per_round are given: one of them decides")
+                raise InputError("participation and clients_per_round are both given: give one of them")
         if not isinstance(self.participation, int | float) or not 0 < self.participation <= 1:
             raise InputError(
                 f"participation={self.participation} is not a share of the clients, from 0 to 1; "
@@ -90,7 +90,7 @@ class Settings:
 
 
 def resolve(settings: Settings, ranks: Ranks = ALONE) -> Settings:
-    """The settings with all but engine and compile chosen, so that a resumed run computes the same."""
+    """The settings with "auto" resolved (except engine and compile), so that resuming computes the same."""
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -107,23 +107,23 @@ def resolve(settings: Settings, ranks: Ranks = ALONE) -> Settings:
     if precision == "auto":
         precision = "tf32" if on_gpu else "float32"
     if precision == "tf32" and not on_gpu:
-        raise InputError("precision tf32 is a GPU's; on a CPU take float32")
+        raise InputError("precision tf32 needs a GPU; on a CPU use float32")
     if precision == "bf16" and settings.engine == "loop":
-        raise InputError("precision bf16 is the stacked engine's; with engine=loop take float32 or tf32")
+        raise InputError("precision bf16 needs the stacked engine; with engine=loop use float32 or tf32")
     if memory is None:
         memory = torch.cuda.get_device_properties(device).total_memory / 2**32 if on_gpu else 1 / 32
     if workers is None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if ranks.world > 1 else 1
         workers = 1 if on_gpu else max(1, cores() // local)
     if on_gpu and workers > 1:
-        raise InputError("workers are a CPU's cores; on a GPU leave them out")
+        raise InputError("workers are CPU threads; on a GPU leave them out")
     return replace(settings, device=device, memory=memory, precision=precision, workers=workers)
 
 
 def _check_ranks(engine: Engine, device: str) -> None:
-    """Refuses what several processes cannot do together."""
+    """Refuses settings that several processes cannot share."""
     if engine == "loop":
-        raise InputError("the loop is one process: start it without torchrun, or take the stacked engine")
+        raise InputError("the loop runs in one process: start it without torchrun, or use the stacked engine")
     here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
     if device.startswith("cuda:"):
         raise InputError(f"{device!r} is one GPU for all processes: give 'cuda', and each takes its own")

@@ -37,11 +37,11 @@ from fairwind.metrics import by_group, fairness, finite
 from fairwind.scores import Score, accuracy, as_scores
 
 LONG = 10**7  # operations of a sample's forward pass
-COMPILING = {"cpu": 30, "cuda": 60}  # seconds that it takes, about, and must save
+COMPILING = {"cpu": 30, "cuda": 60}  # seconds that compiling takes, about, and must save
 
 
 class Simulation:
-    """All runs of a comparison, at some round."""
+    """All runs of a comparison, and their state at some round."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Simulation:
         self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
         clients = len(self.federation)
         states = [first_state(run.algorithm, x, clients) for run, x in zip(self.runs, self.x, strict=True)]
-        # Written in place, where the models are: none may be another's, or stay behind in a replayed round.
+        # Written in place: no two may share memory, or a replayed round would use stale values.
         self.states = [type(state)(*(t.to(self.x.device, copy=True) for t in state)) for state in states]
         self.server = Server(self.runs, self.x, workers=self.settings.workers or 1)
         shape = len(self.runs), clients
@@ -124,7 +124,7 @@ class Simulation:
         return stacked
 
     def start(self) -> None:
-        """Measures what is known before the first round: every client's F_k(x⁰), and its test scores."""
+        """Evaluates the initial models: every client's F_k(x⁰), and its test scores."""
         asking = [r for r, run in enumerate(self.runs) if run.algorithm.probe != "none"]
         first: dict[int, int] = {}  # by seed, the run whose model is measured for all of that seed
         for r in asking:
@@ -141,13 +141,13 @@ class Simulation:
 
     @property
     def _scorer(self) -> Scorer:
-        """What scores models on samples that they share."""
-        # A sample that takes long fills a GPU with one model, for which PyTorch has the faster kernels.
+        """The scorer for models that share samples."""
+        # With many operations per sample, one model fills a GPU, and PyTorch's own kernels are faster.
         one_by_one = self.x.is_cuda and self.plain.flops >= LONG
         return self.plain if one_by_one or self.choice.stacked is None else self.choice.stacked
 
     def _threads(self, count: int) -> AbstractContextManager[None]:
-        """So many threads for kernels on a CPU; on a GPU nothing changes."""
+        """Sets the number of threads of kernels on a CPU; has no effect on a GPU."""
         return threads(count) if self.settings.device == "cpu" else nullcontext()
 
     @property
@@ -163,7 +163,7 @@ class Simulation:
         return all(line["avg"] is not None and sign * line["avg"] >= sign * target for line in newest)
 
     def step(self) -> None:
-        """One round of every run, and an evaluation if one is due; before the first, what `start` does."""
+        """One round of every run, and an evaluation if one is due; calls `start` before the first."""
         if not self.history:
             self.start()
         began = time.perf_counter()
@@ -197,7 +197,7 @@ class Simulation:
         every: float = 30,
         after_round: Callable[[], None] | None = None,
     ) -> None:
-        """All rounds that are left; `save` is called every so many seconds, and at the end."""
+        """Trains the remaining rounds; `save` is called every so many seconds, and at the end."""
         saved = time.monotonic()
         while not self.done:
             self.step()
@@ -218,7 +218,7 @@ class Simulation:
         self.curves.add(self.round, self.score)
         for i, view in enumerate(self.views):
             metrics = self._metrics(self.scores[0], self.score[i], i)
-            # What the server adapts by; before the first round it has measured nothing.
+            # Scalars of the server's state; before the first round they have no meaning.
             state = self.states[view.run]._asdict() if self.round else {}
             scalars = {k: float(v) for k, v in state.items() if v.ndim == 0}
             line: dict[str, Any] = {
@@ -239,7 +239,7 @@ class Simulation:
         return whole | by_group(found, test, groups, score.kind)
 
     def _check_losses(self, losses: Tensor) -> None:
-        """Refuses negative losses (R, K) where an algorithm cannot do with them."""
+        """Refuses negative losses (R, K) if an algorithm cannot use them."""
         for run, lowest in zip(self.runs, losses, strict=True):
             if run.algorithm.probe != "none" and (lowest < 0).any() and refuses(run.algorithm, loss=-1):
                 k = int(lowest.nan_to_num(torch.inf).argmin())
@@ -250,7 +250,7 @@ class Simulation:
                 )
 
     def state_dict(self, i: int) -> dict[str, Tensor]:
-        """That of the user's module in the i-th view; parameters (K, …), if clients have their own."""
+        """The state dict of the user's module in the i-th view, with parameters (K, …) of personal models."""
         _, _, r, model = self.views[i]
         if model == "personal":
             return self.layout.unflatten(self.memories.values[r])
@@ -258,7 +258,7 @@ class Simulation:
         return self.plain.state_dict(x)
 
     def checkpoint(self) -> Checkpoint:
-        """Everything that a continuation needs."""
+        """Everything that is needed to resume."""
         tensors = self._tensors() | {"loss": self.loss, "score": self.score, "curves": self.curves.tensor()}
         tensors |= {f"score.{s.name}": f for s, f in zip(self.scores[1:], self.further, strict=True)}
         record = {
@@ -267,7 +267,7 @@ class Simulation:
             "client_steps": self.client_steps,
             "seconds": self.seconds,
         }
-        # Copies, because all is written in place.
+        # Copies, because everything is updated in place.
         return Checkpoint(self.round, {name: t.clone() for name, t in tensors.items()}, record)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -279,7 +279,7 @@ class Simulation:
         return tensors
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continues from a checkpoint of this very simulation."""
+        """Resumes from a checkpoint of the same simulation."""
         for name, place in self._tensors().items():
             place.copy_(checkpoint.tensors[name])
         self.score, self.loss = checkpoint.tensors["score"], checkpoint.tensors["loss"]

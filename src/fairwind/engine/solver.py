@@ -1,4 +1,4 @@
-"""The local solver: what a client does with the model it received."""
+"""The local solver: how a client trains the model it received."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ class Solver:
     epochs: int | tuple[int, int] = 1
     """Local epochs a round; a pair (low, high) is drawn uniformly for each client and round."""
     optimizer: Method | Callable[..., torch.optim.Optimizer] = "sgd"
-    """Its name, or any of torch.optim's, called as optimizer(parameters, lr=…); such run one by one."""
+    """A name, or any class of torch.optim, called as optimizer(parameters, lr=…), which cannot be stacked."""
     betas: tuple[float, float] = (0.9, 0.999)  # Adam's
     eps: float = 1e-8  # Adam's and RMSprop's
     smoothing: float = 0.99  # RMSprop's α
     clip: float | None = None
-    """Largest norm of a batch's gradient; a longer one is scaled down to it."""
+    """Gradient clipping: the largest norm of a batch's gradient."""
     lr_decay: float = 1.0
-    """What the learning rate is multiplied by after every round."""
+    """Factor of the learning rate after every round."""
     lr_schedule: Callable[[int], float] | None = None
-    """The learning rate's factor in a round, counted from 0."""
+    """Factor of the learning rate in a round, counted from 0."""
 
     def __post_init__(self) -> None:
         in_range(0, float("inf"), weight_decay=self.weight_decay)
@@ -59,7 +59,7 @@ class Solver:
         if self.nesterov and (not self.momentum or self.optimizer != "sgd"):
             raise InputError("nesterov needs SGD with momentum > 0")
         if self.momentum and self.optimizer not in ("sgd", "rmsprop"):
-            raise InputError(f"momentum is SGD's and RMSprop's; {self.name} has betas, or its own arguments")
+            raise InputError(f"momentum is for SGD and RMSprop; {self.name} has betas, or its own arguments")
 
     @property
     def name(self) -> str:
@@ -75,12 +75,12 @@ class Solver:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is −η times the gradient, and nothing else."""
+        """Whether a step is −η times the gradient: plain SGD."""
         return self.optimizer == "sgd" and not (self.momentum or self.weight_decay or self.clip)
 
     @property
     def moments(self) -> int:
-        """How many numbers a step keeps for each parameter."""
+        """How many numbers of optimizer state each parameter has."""
         return {"sgd": 0, "rmsprop": 1}.get(self.name, 2) + bool(self.momentum)
 
     def rate(self, round: int) -> float:
@@ -92,11 +92,11 @@ class Solver:
         return lr
 
     def accumulated(self, steps: Tensor) -> Tensor:
-        """‖a‖₁ after τ steps: how often each gradient counts in the update, summed over gradients.
+        """‖a‖₁ after τ steps: the total weight of the gradients in the update.
 
-        A gradient taken i steps before the last enters heavy-ball updates 1 + ρ + … + ρⁱ times. A Nesterov
-        step is g + ρ·buffer, so there it is τ + ρ times the heavy-ball sum. NaN where a step is not a sum of
-        gradients.
+        With heavy-ball momentum, the gradient of i steps before the last has weight 1 + ρ + … + ρⁱ. A
+        Nesterov step is g + ρ·buffer, which gives τ plus ρ times the heavy-ball sum. NaN if a step is not a
+        sum of gradients.
         """
         if self.optimizer != "sgd":
             return torch.full_like(steps, torch.nan)

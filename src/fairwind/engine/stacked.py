@@ -1,7 +1,7 @@
 """The stacked executor: the clients of all runs are rows of one matrix, and take their steps together.
 
 Rows are sorted by their number of local steps, so the rows still training are a prefix that shrinks.
-They go through in chunks that fit into memory; what leaves a chunk is a sum.
+They are trained in chunks that fit into memory; only sums leave a chunk.
 """
 
 import warnings
@@ -33,13 +33,13 @@ from fairwind.errors import InputError, first_line
 
 T = TypeVar("T")
 Workspaces = dict[Kind, Workspace]
-FEW = 16  # chunks for each worker that are kept from round to round, where rounds are alike
-LONG = 3000  # steps of a round, chunk after chunk, beyond which a graph of them all is too large
-COUNTS = 128  # numbers of rows for which steps are recorded, at most: others are rounded up to these
+FEW = 16  # chunks per worker that are reused if all rounds are alike
+LONG = 3000  # steps of a round beyond which a CUDA graph of all of them is too large
+COUNTS = 128  # at most this many numbers of rows have a CUDA graph; others are rounded up to these
 
 
 class Stacked:
-    """Executes rounds for all clients of all runs at once."""
+    """Trains all clients of all runs at once."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Stacked:
         self.step_graphs, self.round_graphs = Graphs(self.device), Graphs(self.device)
         models = [model, *(model.another() for _ in range(workers - 1))]
         self.federation = federation
-        # Where samples are kept on the host, one of them shows what they are like.
+        # If samples are on the host, one of them gives their types and shapes.
         hosted = federation.brought_to is not None
         data = federation.at(slice(0, 1)) if hosted else (federation.inputs, federation.targets)
         self.workers = Workers([self._workspaces(each, data) for each in models])
@@ -101,7 +101,7 @@ class Stacked:
         self.uncompiled = True
 
     def _compile(self) -> None:
-        """Compiles the steps that will be taken; one that cannot be runs as it is, with a warning."""
+        """Compiles the steps that will be used; if that fails, a step runs uncompiled, with a warning."""
         self.uncompiled = False
         needed = {*self.locals, *(run.algorithm.probe for run in self.runs)}
         for kind, first in self.workers.states[0].items():
@@ -118,7 +118,7 @@ class Stacked:
                 warnings.warn(f"{kind} steps run uncompiled, and slower: {first_line(error)}", stacklevel=3)
 
     def saves(self) -> float:
-        """Seconds that a compiled step saves in a round, about."""
+        """Approximately how many seconds compiled steps save in a round."""
         solver, size = self.planner.solver, self.planner.federation.train
         steps = solver.most * (-(-size // solver.batch_size))
         rows = self.planner.participants * len(self.runs) // self.ranks.world
@@ -203,15 +203,15 @@ class Stacked:
         return over_ranks(totals.outcome(layout, more, held), self.runs, self.ranks)
 
     def _chunked(self, kind: Kind, work: Callable[[Chunk, Workspaces], T]) -> Iterator[tuple[Chunk, T]]:
-        """Rows in chunks within the budget, and what became of them.
+        """Rows in chunks within the budget, and their results.
 
-        Where memory runs out a chunk is halved, and so is the budget from then on.
+        If memory runs out, a chunk is halved, and so is the budget from then on.
         """
         if kind in self.kept:
             pending = self.kept[kind]
         else:
             pending = [(rows, None) for rows in self.cutter.cut(kind, self.cutter.rows(kind))]
-        # Of many chunks the tables would be as large as the federation's.
+        # Tables of many chunks would be as large as the federation's.
         few = FEW * len(self.workers.states)
         keep = self.whole_rounds or (self.planner.repeats and len(pending) <= few)
         finished: list[tuple[Tensor, Chunk | None]] = []
@@ -243,7 +243,7 @@ class Stacked:
             self.kept[kind] = finished
 
     def _smaller(self, kind: Kind, left: list[Tensor], why: str) -> list[tuple[Tensor, Chunk | None]]:
-        """The rows that are left in smaller chunks, after the first of them did not fit into memory."""
+        """The remaining rows in smaller chunks, after the first of them did not fit into memory."""
         if len(left[0]) == 1:
             raise InputError(
                 f"a single client does not fit into memory ({why}); "
@@ -265,7 +265,7 @@ class Stacked:
         bend: Bend | None = None,
         local: Locals | None = None,
     ) -> Rows:
-        """Lets the chunk's rows take all their steps from their runs' models."""
+        """Trains the chunk's rows from their runs' models."""
         assert self.keys is not None
         order = chunk.selection.order(*self.keys)
         if chunk.selection.brought is not None:
@@ -280,7 +280,7 @@ class Stacked:
     def _probe(
         self, kind: Kind, models: list[Tensor], chunk: Chunk, workspaces: Workspaces
     ) -> tuple[Tensor, Tensor, dict[int, tuple[Tensor, Tensor]]]:
-        """Each row's mean loss, and its gradient's norm, if that is probed for; and sums of gradients."""
+        """Each row's mean loss, and its gradient's norm if the probe needs it; and sums of gradients."""
         rows = self._work(chunk, workspaces[kind], models)
         summed, size = rows.loss.double(), chunk.selection.size[chunk.row_entry]
         if not rows.kept:
@@ -290,7 +290,7 @@ class Stacked:
         return summed / size, norm / size, self.further.gradients(chunk, sums, norm)
 
     def _report(self, chunk: Chunk, loss0: Tensor) -> Report:
-        """What is known of the rows without looking at their training."""
+        """The rows' reports without the results of training."""
         selection = chunk.selection
         size = selection.size[chunk.row_entry].double()
         steps = self.planner.solver.accumulated(selection.steps[chunk.row_entry].double())

@@ -1,4 +1,4 @@
-"""The steps that rows take together: pure arithmetic on tensors that stay in their place."""
+"""The steps of stacked rows: pure arithmetic that updates tensors in place."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,14 +15,14 @@ from fairwind.engine.solver import Solver
 
 
 class Rows(NamedTuple):
-    """What belongs to rows: tensors (rows, *shape) for each parameter, or none."""
+    """The tensors of rows: (rows, *shape) for each parameter, or none."""
 
     weights: Parts
     kept: tuple[Parts, ...]  # from step to step: the solver's moments, or the summed gradient
     cast: Parts  # the weights in the type of the computation, where that is another
     loss: Tensor  # (rows,) summed
     received: Parts = ()  # x in the type of the computation, where steps are corrected
-    # (rows,) each, where steps are bent: μ, the number of the scale s, and which w is the row's
+    # (rows,) each, if steps are modified: μ, the index of the scale s, and the index of w
     rule: tuple[Tensor, ...] = ()
     bend: Parts = ()  # w, (any number, *shape) for each parameter
 
@@ -40,18 +40,18 @@ class Rows(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """What rows train on: a table of batches that the rows of one step after another take from."""
+    """A table of batches, from which each step takes those of its rows."""
 
     samples: Tensor  # (many, B), negative is padding
     keys: Tensor  # (many,) for dropout
-    at: Tensor  # () where the next step's batches begin
+    at: Tensor  # () where the next step's batches start
     step: Tensor  # () steps taken, as a number of the type of η
     lr: Tensor  # () η
 
-    # Sizes below are taken from shapes: `len` would fix the number of rows in compiled code.
+    # Sizes below come from shapes: `len` would fix the number of rows in compiled code.
 
     def next(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The next n rows' samples, which of them count, and keys."""
+        """The samples of the next n batches, their mask, and random keys."""
         here = self.at + torch.arange(n, device=self.at.device)
         samples = self.samples[here]
         mask = samples >= 0
@@ -62,7 +62,7 @@ class Batches(NamedTuple):
         self.step.add_(1)
 
 
-# With inputs and targets, in place; what is returned is still to be added to parts, by their numbers.
+# Updates rows in place; returns pending products, by the indices of parts.
 Step = Callable[[Rows, Batches, Any, Any], dict[int, Product]]
 
 
@@ -76,7 +76,7 @@ def train_step(model: StackedModel, solver: Solver, rules: Rules = PLAIN) -> Ste
         if rules.corrected:
             before, _ = model.gradients(rows.received, *batch)
             gradients = [g.minus(b) for g, b in zip(gradients, before, strict=True)]
-        active = mask[:, 0]  # a row that has finished stays
+        active = mask[:, 0]  # a finished row does not change
         batches.advance(mask.shape[0])
         scale = rules.scale(losses, rows.rule[1]) if rules.scales else None
         bent = {
@@ -110,7 +110,7 @@ def train_step(model: StackedModel, solver: Solver, rules: Rules = PLAIN) -> Ste
 
 
 def _wide(numbers: Tensor, part: Tensor) -> Tensor:
-    """Numbers of rows (rows,), to be multiplied with a part (rows, *shape)."""
+    """Values of rows (rows,), reshaped to multiply a part (rows, *shape)."""
     return numbers.view(-1, *[1] * (part.ndim - 1))
 
 
@@ -123,7 +123,7 @@ def gradient_step(model: StackedModel) -> Step:
         gradients, losses = model.probes(rows.cast or rows.weights, *batch, mask)
         rows.loss.add_(losses)
         batches.advance(mask.shape[0])
-        return _add(gradients, rows.kept[0], None, None)  # of a row that has finished they are 0
+        return _add(gradients, rows.kept[0], None, None)  # 0 for a finished row
 
     return step
 
@@ -143,14 +143,14 @@ def loss_step(model: StackedModel) -> Step:
 def _add(
     gradients: list[Gradient], parts: Parts, scale: Tensor | None, active: Tensor | None, copies: Parts = ()
 ) -> dict[int, Product]:
-    """Adds gradients to parts, as their `add_to` says; what is left of those in factors."""
+    """Adds gradients to parts; returns the pending products of factored ones."""
     left = {}
-    # Factors first, before any weight changes: a layer's input may be one.
+    # Factored gradients first, before any weight changes: a layer's input may be a weight.
     for i in sorted(range(len(parts)), key=lambda i: isinstance(gradients[i], Dense)):
         product = gradients[i].add_to(parts[i], scale, active)
         if product is not None:
             left[i] = product
-        if copies:  # at once: the compiler does not join what lies far apart
+        if copies:  # in one loop: the compiler does not fuse operations that are far apart
             copies[i].copy_(parts[i])
     return left
 
@@ -161,7 +161,7 @@ def _dense(gradients: list[Gradient], weights: Parts) -> list[Tensor]:
 
 
 def _update(solver: Solver, rows: Rows, gradients: list[Tensor], batches: Batches, active: Tensor) -> None:
-    """The solver's step of the rows that are active."""
+    """The solver's step of the active rows."""
     if solver.clip is not None:
         norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
         scale = (solver.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_ does

@@ -1,4 +1,4 @@
-"""What the rows of chunks add up to, run by run."""
+"""Sums over the rows of chunks, for each run."""
 
 from typing import Any, NamedTuple
 
@@ -15,14 +15,14 @@ from fairwind.engine.ragged import Chunk
 
 
 class Partial(NamedTuple):
-    """What one chunk's rows add up to."""
+    """The sums of one chunk."""
 
     updates: list[Tensor]  # (runs of the chunk, n) Σ coef·δ, as the layout's matrices, in float64
     sums: dict[int, Any]  # by run
     used: Tensor  # (runs of the chunk,)
     left_out: Tensor
     lowest: Tensor  # loss
-    usable: Tensor  # (rows,) which rows counted
+    usable: Tensor  # (rows,) which rows are usable
 
 
 def by_algorithm(runs: list[Run]) -> list[tuple[AnyAlgorithm, list[int]]]:
@@ -47,7 +47,7 @@ def contributions(
             seen = torch.stack([member[chunk.runs.index(r)] for r in mine]).sum(0) > 0
             usable = torch.where(seen, usable_clients(algorithm, report), usable)
             continue
-        # Asked of all rows: what an algorithm makes of another's rows is finite, and multiplied by 0.
+        # Computed for all rows: those of other runs are finite, and multiplied by 0.
         part, counts = contribute(algorithm, report)
         if len(mine) == len(chunk.runs):
             members, coef, usable = member, part.coef, counts
@@ -60,14 +60,14 @@ def contributions(
     weights = member * coef
     scale = weights.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     scaled = (weights / scale).to(delta[0].dtype)
-    # Never 0·NaN. Asking whether all are usable costs nothing on a CPU, and saves a pass over the updates.
+    # Mask: 0·NaN is NaN. On a CPU, asking first whether all are usable saves a pass over the updates.
     if sums and not (coef.device.type == "cpu" and usable.all()):
         for update in delta:
             update.masked_fill_(~usable[:, None], 0)
     with products("float32", coef.device):
         updates = [
             scale * (scaled @ update).double()
-            if sums  # servers that see all updates weigh them later
+            if sums  # servers that see all updates weight them later
             else torch.zeros(len(chunk.runs), update.shape[1], dtype=torch.float64, device=coef.device)
             for update in delta
         ]

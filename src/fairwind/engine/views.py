@@ -1,4 +1,4 @@
-"""The models that are evaluated: every run's, and what some runs have besides."""
+"""The models to evaluate: every run's own, and additional ones of some runs."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -24,7 +24,7 @@ class View(NamedTuple):
 
 
 def views_of(runs: Sequence[Run]) -> list[View]:
-    """In the order of the runs, each followed by what it has besides."""
+    """In the order of the runs, each followed by its additional models."""
     found = []
     for r, run in enumerate(runs):
         found.append(View(run.label, run.seed, r))
@@ -36,7 +36,7 @@ def views_of(runs: Sequence[Run]) -> list[View]:
 
 
 def averaged(run: Run, state: Any) -> Tensor:
-    """The further model (P,) of a run that has one."""
+    """The additional model (P,) of a run that has one."""
     assert isinstance(run.algorithm, CohortAlgorithm)
     assert run.algorithm.also is not None
     return run.algorithm.also(state)
@@ -56,7 +56,7 @@ def judge_views(
 ) -> tuple[Tensor, ...]:
     """Every client's mean loss and scores under each view's model, (views, K) each, on the host.
 
-    Of the `scorers` the first is for models that clients share, the second for those of their own.
+    The first of the `scorers` is for shared models, the second for personal ones.
     """
     shared = [view for view in views if view.model != "personal"]
     if len(shared) > len(x):

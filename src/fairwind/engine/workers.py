@@ -1,6 +1,6 @@
-"""Workers: threads that take a share of the work each, on a core of their own.
+"""Worker threads, one per core, which share the work.
 
-Parallel over rows or clients, never inside small kernels: threads that wait for each other after every kernel
+They are parallel over rows or clients, not inside small kernels: threads that synchronise after every kernel
 of microseconds gain little on an idle machine, and lose most of their time on a busy one.
 """
 
@@ -29,10 +29,10 @@ def cores() -> int:
 
 @cache
 def keep_memory() -> None:
-    """Lets the C library keep freed memory for what is allocated next, where it is glibc.
+    """Makes glibc keep freed memory for later allocations.
 
-    By itself it gives large blocks back to the system at once, and a model's gradients, which are such
-    blocks, then cost thousands of page faults in every step.
+    By default it returns large blocks to the system at once. A model's gradients are such blocks, and cost
+    thousands of page faults in every step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
@@ -43,7 +43,7 @@ def keep_memory() -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Within, PyTorch's kernels use so many threads."""
+    """Limits PyTorch's kernels to this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -53,7 +53,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 class Workers(Generic[State]):
-    """One thread for each of the states; a piece of work has one of these for itself."""
+    """One thread per state; each piece of work has exclusive use of one state."""
 
     def __init__(self, states: Sequence[State]):
         self.states = list(states)
@@ -67,7 +67,7 @@ class Workers(Generic[State]):
         )
 
     def map(self, work: Callable[[Item, State], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """What becomes of the items, in their order; few are begun before it is their turn."""
+        """The results of the items, in order; only a few are started ahead."""
         if self._pool is None or len(items) == 1:
             for item in items:
                 yield work(item, self.states[0])

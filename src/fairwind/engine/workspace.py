@@ -1,4 +1,4 @@
-"""The tensors of rows at work, which stay in their place from chunk to chunk for recorded steps to find."""
+"""Preallocated tensors of the rows in training, at fixed addresses for CUDA graphs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ TakeSteps = Callable[[Rows, Batches, Any, Any, list[int]], None]
 
 
 class Workspace:
-    """Where the rows of one chunk after another take their steps."""
+    """The memory in which the rows of one chunk after another train."""
 
     def __init__(
         self,
@@ -34,23 +34,23 @@ class Workspace:
         casts: bool = False,
         rules: Rules = PLAIN,
     ):
-        """Rows keep so many numbers for each parameter from step to step; `casts` allows another type."""
+        """Rows have this many numbers of optimizer state per parameter; `casts` allows another type."""
         self.rules = rules
         self.step, self.model, self.data, self.batch_size = step, model, data, batch_size
         self.kept, self.casts = kept, casts and model.compute != model.dtype
         self.graphs = graphs
         self.compiled: TakeSteps | None = None
-        self.there: Tensor | None = None  # clients whose samples were brought
+        self.there: Tensor | None = None  # clients whose samples were copied to the device
         self.clear()
 
     def clear(self) -> None:
-        """Gives all memory back."""
+        """Frees all memory."""
         self.graphs.forget()
         self.rows: Rows | None = None
         self.batches: Batches | None = None
 
     def bring(self, federation: Federation, clients: Tensor) -> None:
-        """Copies the training samples of these clients, kept on the host, to where steps find them."""
+        """Copies the training samples of these clients from the host to the device."""
         if clients is self.there:
             return
         owner, place = segments(federation.train[clients])
@@ -65,7 +65,7 @@ class Workspace:
         self.there = clients
 
     def example(self) -> tuple[Rows, Batches, Any, Any]:
-        """What a step is given, with a few rows."""
+        """Example arguments of a step, with a few rows."""
         own, device = self.model.dtype, tensors(self.data)[0].device
         table = torch.zeros(2, self.batch_size, dtype=torch.int64, device=device)
         number = torch.zeros((), dtype=own, device=device)
@@ -73,7 +73,7 @@ class Workspace:
         return self._rows(2, 2, device), Batches(table, table[:, 0].contiguous(), *counters), *self.data
 
     def _rows(self, n: int, runs: int, device: torch.device) -> Rows:
-        """Room for n rows of so many runs."""
+        """Allocates memory for n rows of this many runs."""
         layout, own = self.model.layout, self.model.dtype
         compute = self.model.compute if self.casts else own
         loss = torch.zeros(n, dtype=own, device=device)
@@ -89,7 +89,7 @@ class Workspace:
         )
 
     def load(self, models: list[Tensor], row_run: Tensor, bend: Bend | None = None) -> Rows:
-        """Gives every row its run's model, as matrices (R, n) by the layout, and what bends its steps."""
+        """Loads its run's model, given as matrices (R, n), and step modification into every row."""
         layout, n = self.model.layout, len(row_run)
         if self.rows is None or len(self.rows.loss) < n:
             self.clear()
@@ -114,14 +114,14 @@ class Workspace:
         return rows
 
     def work(self, counts: list[int], samples: Tensor, keys: Tensor | None, lr: Tensor) -> None:
-        """Lets the loaded rows take steps, each by the first so many, on the next of (Σ counts, B) samples.
+        """Takes steps, each with the given number of first rows, on the next of (Σ counts, B) samples.
 
-        Where a count was rounded up, the samples of a row that has finished are all padding.
+        If a count was rounded up, the samples of a finished row are all padding.
         """
         assert self.rows is not None
         if self.batches is None or len(self.batches.samples) < len(samples):
             self.graphs.forget()
-            room = 1 << (len(samples) - 1).bit_length()  # more than needed, so as not to grow again and again
+            room = 1 << (len(samples) - 1).bit_length()  # more than needed, to avoid repeated growth
             tables = samples.new_empty(room, self.batch_size), samples.new_zeros(room)
             step, rate = torch.zeros(2, dtype=self.model.dtype, device=samples.device)
             self.batches = Batches(*tables, samples.new_zeros(()), step, rate)
@@ -147,6 +147,6 @@ class Workspace:
 
 
 def _spread(of_runs: list[Tensor], row_run: Tensor, places: list[Tensor]) -> None:
-    """Copies the row of its run to each row."""
+    """Copies each run's row to the rows of its clients."""
     for place, matrix in zip(places, of_runs, strict=True):
         torch.index_select(matrix, 0, row_run, out=place)

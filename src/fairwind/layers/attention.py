@@ -25,16 +25,16 @@ def attend(
     scale: float | None = None,
     drop: Drop | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What queries (..., L, E) read from keys (..., S, E) and values (..., S, V), and with which weights.
+    """Attention of queries (..., L, E) over keys (..., S, E) and values (..., S, V): outputs and weights.
 
-    The mask is added to the scores. A query for which it is -inf everywhere reads zeros.
+    The mask is added to the scores. A query whose mask is -inf everywhere gets zeros.
     """
     scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.mT
     if mask is None:
         weights = scores.softmax(-1)
     else:
         blocked = (mask == -math.inf).all(-1, keepdim=True)
-        # Zeros before the softmax keep NaN out of the gradients, too.
+        # Zeros before the softmax also keep NaN out of the gradients.
         weights = (scores + mask.masked_fill(blocked, 0)).softmax(-1).masked_fill(blocked, 0)
     if drop is not None:
         weights = drop(weights)
@@ -63,7 +63,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As PyTorch's; `is_causal` says that `attn_mask` is causal, which makes no difference here."""
+        """As PyTorch's; `is_causal` is a hint that `attn_mask` is causal, and has no effect here."""
         if is_causal and attn_mask is None:
             raise RuntimeError("need attn_mask if specifying the is_causal hint")
         batched = query.dim() == 3
@@ -74,7 +74,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         mask = self._mask(attn_mask, key_padding_mask, q)
         if self.bias_k is not None and self.bias_v is not None:  # one more key and value
-            # Padded, not `cat`, whose batching rule makes the compiler fix the number of rows.
+            # `pad`, not `cat`, whose batching rule makes the compiler fix the number of rows.
             before = (0, 0, k.shape[1], 0)
             k = F.pad(k, (0, 0, 0, 1)) + F.pad(self.bias_k, before)
             v = F.pad(v, (0, 0, 0, 1)) + F.pad(self.bias_v, before)
@@ -106,7 +106,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return q, k, v
 
     def _mask(self, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
-        """Both masks in one, which broadcasts to (B, heads, L, S)."""
+        """Both masks combined, broadcastable to (B, heads, L, S)."""
         mask = None
         if attn_mask is not None:
             mask = additive(attn_mask, q.dtype)
@@ -129,7 +129,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """As PyTorch's, but never by its fused kernel."""
+        """As PyTorch's, but without its fused kernel."""
         x = src
         if self.norm_first:
             x = x + self._sa_block(self.norm1(x), src_mask, src_key_padding_mask, is_causal)
@@ -147,7 +147,7 @@ class TransformerEncoder(nn.TransformerEncoder):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:
-        """As PyTorch's, but without nested tensors, and without a test whether the mask is causal."""
+        """As PyTorch's, but without nested tensors, and without testing whether the mask is causal."""
         for layer in self.layers:
             src = layer(
                 src, src_mask=mask, is_causal=bool(is_causal), src_key_padding_mask=src_key_padding_mask
@@ -167,7 +167,7 @@ class TransformerDecoder(nn.TransformerDecoder):
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        """As PyTorch's, but without a test whether the mask is causal, at which a compiled graph breaks."""
+        """As PyTorch's, but without testing whether the mask is causal, which breaks a compiled graph."""
         for layer in self.layers:
             tgt = layer(
                 tgt,
@@ -182,7 +182,7 @@ class TransformerDecoder(nn.TransformerDecoder):
         return tgt if self.norm is None else self.norm(tgt)
 
 
-STACKABLE: dict[type[nn.Module], type[nn.Module]] = {  # a TransformerDecoderLayer stacks as it is
+STACKABLE: dict[type[nn.Module], type[nn.Module]] = {  # a TransformerDecoderLayer can be stacked unchanged
     nn.MultiheadAttention: MultiheadAttention,
     nn.TransformerEncoderLayer: TransformerEncoderLayer,
     nn.TransformerEncoder: TransformerEncoder,

@@ -4,9 +4,9 @@ Hochreiter, Schmidhuber: Long Short-Term Memory. 1997; Gers, Schmidhuber, Cummin
 Cho et al.: Learning Phrase Representations using RNN Encoder–Decoder. 2014.
 
 A step takes the input's and the recurrent part of the gates, (..., G·H) each, and the states (..., H). It
-returns the new states, and what its backward pass needs. That takes these, the state h before, and the
-gradients of the new states; it returns the gradients of both parts, and of the states before as far as they
-do not pass through the gates.
+returns the new states, and the tensors to save for the backward pass. The backward pass takes these, the
+previous state h and the gradients of the new states. It returns the gradients of both parts, and the part of
+the previous states' gradients that does not pass through the gates.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A user's module, made to run under `torch.func.vmap` with other parameters in every row."""
+"""Converts a user's module to run under `torch.func.vmap` with different parameters in every row."""
 
 from torch import nn
 
@@ -30,10 +30,10 @@ STACKABLE: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def stackable(module: nn.Module) -> nn.Module:
-    """Gives the module's PyTorch layers, in place, forward passes that stack; returns the module.
+    """Replaces, in place, the forward passes of PyTorch's layers by ones that can be stacked.
 
-    Only a layer's class changes, so parameters, their names and ties, and hooks stay as they are. Subclasses
-    of PyTorch's layers are left alone, as their forward pass may be the user's.
+    Only a layer's class changes, so parameters, names, tied weights and hooks stay the same. Subclasses of
+    PyTorch's layers are not changed, because their forward pass may be the user's.
     """
     masks.leave_masks_unread()
     for number, (_, layer) in enumerate(list(module.named_modules(remove_duplicate=False))):
@@ -45,10 +45,10 @@ def stackable(module: nn.Module) -> nn.Module:
 
 
 def prepare_compiler() -> None:
-    """Makes `torch.compile` accept recurrent layers, and use backward passes and batching rules written here.
+    """Makes `torch.compile` accept recurrent layers, and use our backward passes and batching rules.
 
-    By itself it refuses LSTM, GRU and RNN layers for their class. And in `grad` of `vmap` it traces only the
-    forward pass of an autograd function, whose inputs do not require gradients as the compiler sees them.
+    By default it refuses LSTM, GRU and RNN layers by their class. And in `grad` of `vmap` it traces only the
+    forward pass of an autograd function, because its inputs do not seem to require gradients.
     """
     import torch._dynamo  # takes more than a second
 

@@ -1,8 +1,8 @@
 """Convolutions as matrix products.
 
-Under vmap, PyTorch turns convolutions with other weights in every row into one grouped convolution, which is
-slow; matrix products become one batched product. Inside, channels come last, so that a window's places are
-side by side.
+Under vmap, PyTorch turns convolutions with different weights in every row into one grouped convolution,
+which is slow; matrix products become one batched product. Internally, channels come last, so that the
+elements of a window are contiguous.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from fairwind.layers.tracing import is_traced, must_be_contiguous
 def shifted(
     x: Tensor, first: int, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> list[Tensor]:
-    """What each place of a kernel sees of x, whose spatial dimensions start at `first`: strided views."""
+    """For each kernel position, a strided view of x, whose spatial dimensions start at `first`."""
     sizes = zip(x.shape[first:], kernel, dilation, strict=False)
-    spans = [size - d * (k - 1) for size, k, d in sizes]  # how many places a window may start at
+    spans = [size - d * (k - 1) for size, k, d in sizes]  # number of windows
     if min(spans) < 1:
         raise RuntimeError("the kernel is larger than the padded input")
     views = []
@@ -39,7 +39,7 @@ class Product(nn.modules.conv._ConvNd):
 
     def forward(self, input: Tensor) -> Tensor:
         depthwise = 1 < self.groups == self.in_channels
-        if depthwise and not is_traced():  # stacked it is depthwise, too, for which
+        if depthwise and not is_traced():  # stacked, it is depthwise as well, for which
             return self._conv_forward(input, self.weight, self.bias)  # PyTorch has kernels
         dims = len(self.kernel_size)
         if input.dim() not in (dims + 1, dims + 2):
@@ -57,7 +57,7 @@ class Product(nn.modules.conv._ConvNd):
         return simple and implicit.reads_in_place(x, self.in_channels, self.out_channels)
 
     def _in_place(self, x: Tensor) -> Tensor:
-        """Outputs (B, ..., outputs), without windows in memory."""
+        """Outputs (B, ..., outputs), without storing windows."""
         pads = self._reversed_padding_repeated_twice
         before, after = tuple(pads[-2::-2]), tuple(pads[::-2])
         window = Window(self.kernel_size, self.stride, self.dilation, before, after)
@@ -93,7 +93,7 @@ class Product(nn.modules.conv._ConvNd):
 
 
 class Sizes(NamedTuple):
-    """Of a convolution, along each spatial dimension."""
+    """Parameters of a convolution, along each spatial dimension."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -101,15 +101,15 @@ class Sizes(NamedTuple):
 
 
 class WindowProduct(torch.autograd.Function):
-    """The product of all windows of x with a kernel, with a backward pass of its own.
+    """The product of all windows of x with a kernel, with a hand-written backward pass.
 
-    Autograd would add up the gradients of overlapping windows place by place. Where it pays, the gradient
-    with respect to x is a convolution here, too: of the outputs' gradient with the kernel reversed.
+    Autograd would add up the gradients of overlapping windows position by position. Where it pays, the
+    gradient with respect to x is computed as a convolution of the outputs' gradient with the reversed kernel.
     """
 
     @staticmethod
     def forward(x: Tensor, kernel: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
-        """Outputs (..., B, *windows, outputs) of x (..., B, *spatial, channels), and the columns it became.
+        """Outputs (..., B, *windows, outputs) of x (..., B, *spatial, channels), and its columns (im2col).
 
         The kernel is (..., places, channels, outputs).
         """
@@ -158,7 +158,7 @@ def _columns(x: Tensor, sizes: Sizes) -> tuple[Tensor, tuple[int, ...]]:
             x = x.unsqueeze(-1)
     windows = x.movedim(first + dims, -1)  # (..., B, *windows, *kernel, channels)
     columns = windows.flatten(-1 - dims).flatten(first - 1, -2)
-    short = -columns.shape[-1] % 8  # tensor cores want columns in eights
+    short = -columns.shape[-1] % 8  # tensor cores need multiples of eight columns
     return F.pad(columns, (0, short)) if short else columns, windows.shape[: first + dims]
 
 
@@ -170,14 +170,14 @@ def _outputs(columns: Tensor, kernel: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _reversing_pays(d_y: Tensor, kernel: Tensor, sizes: Sizes) -> bool:
-    """Whether windows of d_y and a reversed kernel are fewer numbers than the gradients of x's windows."""
+    """Whether the windows of d_y are smaller than the gradients of x's windows."""
     channels, outputs = kernel.shape[-2:]
     pixels = d_y.shape[-2 - len(sizes.kernel) : -1].numel()
     return all(s == 1 for s in sizes.stride) and outputs * (pixels + channels) < channels * pixels
 
 
 def _reversed(d_y: Tensor, kernel: Tensor, spatial: tuple[int, ...], sizes: Sizes) -> Tensor:
-    """The gradient with respect to x as a convolution, where windows begin at every place."""
+    """The gradient with respect to x as a convolution, for stride 1."""
     pads = [0, 0]
     for size, dilation in zip(sizes.kernel[::-1], sizes.dilation[::-1], strict=True):
         pads += [dilation * (size - 1)] * 2
@@ -186,7 +186,7 @@ def _reversed(d_y: Tensor, kernel: Tensor, spatial: tuple[int, ...], sizes: Size
 
 
 def _place_by_place(d_y: Tensor, kernel: Tensor, spatial: tuple[int, ...], sizes: Sizes) -> Tensor:
-    """The gradient with respect to x as a sum over the places of the kernel."""
+    """The gradient with respect to x as a sum over the kernel's positions."""
     dims, channels = len(spatial), kernel.shape[-2]
     columns = d_y.flatten(-2 - dims, -2) @ kernel.flatten(-3, -2).mT
     d_windows = columns.view(*d_y.shape[:-1], kernel.shape[-3], channels).unbind(-2)
@@ -205,7 +205,7 @@ def _place_by_place(d_y: Tensor, kernel: Tensor, spatial: tuple[int, ...], sizes
 
 
 def _summed(views: list[Tensor], kernel: Tensor) -> Tensor:
-    """The same for groups of one channel, place by place: the compiler makes one kernel of it."""
+    """The same for groups of one channel, position by position, which the compiler fuses into one kernel."""
     ones = (1,) * (views[0].dim() - 2)
     parts = kernel.unbind(1)  # (groups, 1, outputs of a group) each
     terms = [view * part.view(len(part), *ones, -1) for view, part in zip(views, parts, strict=True)]

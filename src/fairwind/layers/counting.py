@@ -1,4 +1,4 @@
-"""A user's module with dropout that is the same in any executor, and otherwise PyTorch's own layers."""
+"""A user's module with PyTorch's own layers, and dropout masks that are the same in both executors."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from fairwind.layers.conversion import STACKABLE
 
 
 def counted(module: nn.Module) -> nn.Module:
-    """Gives the module's layers with dropout, in place, masks that are hashes; returns the module."""
+    """Replaces, in place, the dropout of the module's layers by counter-based dropout; returns the module."""
     for number, (_, layer) in enumerate(list(module.named_modules(remove_duplicate=False))):
         rate: Any = getattr(layer, "dropout", 0)
         inside = isinstance(rate, int | float) and rate > 0  # attention's and recurrent layers'

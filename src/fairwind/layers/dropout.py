@@ -1,6 +1,6 @@
-"""Dropout whose mask is a hash of a key, the layer's number and the place, not the state of a generator.
+"""Counter-based dropout: the mask is a hash of a key, the layer's index and the position.
 
-So a mask does not depend on the models stacked beside it; nor on the batch size, if samples come first.
+So a mask does not depend on the other models in the stack; nor on the batch size, if samples come first.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ ALPHA = 1.7580993408473766  # SELU's limit for small inputs, negated
 def dropout(x: Tensor, p: float, key: Tensor, *numbers: int, shape: tuple[int, ...] | None = None) -> Tensor:
     """Zeros with probability p, and x / (1 - p) elsewhere.
 
-    The mask is the hash of the key, the numbers and the place. It has the given shape, or else x's.
+    The mask is the hash of the key, the numbers and the position. It has the given shape, or else x's.
     """
     if p == 1:
         return torch.zeros_like(x)
@@ -31,7 +31,7 @@ def dropout1d(x: Tensor, p: float, key: Tensor, *numbers: int) -> Tensor:
 
 
 def dropout2d(x: Tensor, p: float, key: Tensor, *numbers: int) -> Tensor:
-    """Dropout of whole channels of x (N, C, ...); PyTorch's takes no (C, H, W) either."""
+    """Dropout of whole channels of x (N, C, ...); like PyTorch's, it does not accept (C, H, W)."""
     return dropout(x, p, key, *numbers, shape=_channels(x, 2))
 
 
@@ -70,7 +70,7 @@ def _channels(x: Tensor, dims: int) -> tuple[int, ...]:
 
 
 class Counted(nn.Module):
-    """The forward pass of a dropout layer whose mask is a hash."""
+    """The forward pass of a counter-based dropout layer."""
 
     p: float
     drop: ClassVar[Callable[..., Tensor]]
@@ -118,7 +118,7 @@ STACKABLE: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def add_key(layer: nn.Module, number: int) -> None:
-    """Gives a layer with dropout the buffer for its key, and its number."""
+    """Adds the buffer for its key, and its index, to a layer with dropout."""
     p: Any = layer.p if isinstance(layer, Counted) else getattr(layer, "dropout", 0)
     if isinstance(p, int | float) and p > 0:  # a TransformerEncoderLayer's `dropout` is a layer itself
         layer.register_buffer(KEY, torch.zeros((), dtype=torch.int64), persistent=False)

@@ -1,7 +1,7 @@
-"""Embeddings with a batching rule of their own.
+"""Embeddings with their own batching rule.
 
-PyTorch's makes the compiler fix the number of rows. And in `grad` of `vmap` it keeps the gradient of the
-padding vector zero in the first row only.
+PyTorch's rule makes the compiler fix the number of rows. And in `grad` of `vmap` it zeroes the gradient of
+the padding vector in the first row only.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ class Lookup(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], weight: Tensor, ids: Tensor, padding: int | None
     ) -> tuple[Tensor, int]:
-        """Stacked models are more tables; with one for all of them, there are more ids."""
+        """Stacked models add tables; if they share one table, they add ids."""
         size = info.batch_size
         ids = ids.expand(size, *ids.shape) if in_dims[1] is None else ids.movedim(in_dims[1], 0)
         if in_dims[0] is None:

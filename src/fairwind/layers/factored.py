@@ -1,8 +1,7 @@
-"""Dense layers whose weight's gradient is never formed, for plain SGD in a loop over clients.
+"""Dense layers whose weight gradient is never stored, for plain SGD in a loop over clients.
 
-That gradient is a product of the output's gradients and the inputs, as large as the weight. For a step of −η
-times the gradient the product can be added to the weight directly, and its norm is that of a product of two
-small matrices.
+The gradient is the product of the output gradients and the inputs, as large as the weight. For a step of −η
+times the gradient, the product can be added to the weight directly. Its norm follows from two small matrices.
 """
 
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LARGE = 1 << 16  # numbers of a weight from which on it is worth it
+LARGE = 1 << 16  # size of a weight from which on it pays
 
 
 class FactoredLinear(nn.Linear):
-    """A linear layer that keeps the factors of its weight's gradient until they are asked for."""
+    """A linear layer that keeps the factors of its weight's gradient until they are used."""
 
     factors: list[tuple[Tensor, Tensor]]
 
@@ -40,7 +39,7 @@ class _Product(torch.autograd.Function):
 
 
 def factored(module: nn.Module) -> list[FactoredLinear]:
-    """Makes, in place, the module's large trained linear layers such; returns them."""
+    """Converts, in place, the module's large trained linear layers; returns them."""
     found: list[Any] = []
     for layer in module.modules():
         if type(layer) is not nn.Linear or not layer.weight.requires_grad or layer.weight.numel() < LARGE:
@@ -74,7 +73,7 @@ def take_factors(layers: list[FactoredLinear]) -> dict[int, tuple[Tensor, Tensor
 
 
 def squared_norm(d_out: Tensor, x: Tensor) -> Tensor:
-    """‖d_outᵀ·x‖², in float64; the product is not formed unless that is less work."""
+    """‖d_outᵀ·x‖² in float64, without computing the product unless that is less work."""
     if len(x) * (d_out.shape[1] + x.shape[1]) >= d_out.shape[1] * x.shape[1]:
         square: Tensor = torch.linalg.vector_norm(d_out.mT @ x, dtype=torch.float64).square()
     else:

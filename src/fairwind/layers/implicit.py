@@ -1,9 +1,9 @@
-"""Convolutions of stacked models on a GPU that read windows in place, by kernels of our own.
+"""Convolutions of stacked models on a GPU with our own kernels, which read windows in place (implicit GEMM).
 
-As matrix products, convolutions write every window to memory, nine times the activations for a kernel of
-3×3. These do not. They multiply numbers of 16 bits. Where float32 factors may be rounded to TF32, each row's
-are scaled by a power of two and rounded to float16, which has TF32's ten bits: only numbers 2²⁸ times smaller
-than the row's largest lose some of them. Sums are float32.
+Im2col writes every window to memory, nine times the activations for a 3×3 kernel. These kernels do not. They
+multiply 16-bit numbers. If float32 factors may be rounded to TF32, each row's are scaled by a power of two
+and rounded to float16, which has TF32's ten mantissa bits: only numbers 2²⁸ times smaller than the row's
+largest lose precision. Sums are float32.
 """
 
 import math
@@ -18,16 +18,16 @@ from fairwind.layers.operators import Window, convolve, convolve_back, convolve_
 DEVICES = ("cuda",) if find_spec("triton") else ()
 HALF = (torch.bfloat16, torch.float16)
 SMALLEST = 2.0**-100  # number that a row is scaled by
-MOST = 128  # outputs up to which the windows of 16-bit numbers cost more than a slower product
+MOST = 128  # outputs up to which writing 16-bit windows costs more than a slower product
 
 
 def reads_in_place(x: Tensor, channels: int, outputs: int) -> bool:
-    """Whether these kernels are faster for such inputs, and exact enough."""
+    """Whether these kernels are faster and precise enough for such inputs."""
     if x.device.type not in DEVICES or x.numel() * max(1, outputs / channels) >= 1 << 31:
         return False  # within a row offsets have 32 bits
     if x.dtype == torch.float32:
         return bool(_rounds())
-    # Products of PyTorch's are faster than ours in themselves, which pays where there are three of them.
+    # PyTorch's products alone are faster than ours, which pays if there are three of them.
     return x.dtype in HALF and (outputs <= MOST or not torch.is_grad_enabled())
 
 
@@ -92,7 +92,7 @@ def _rows(t: Tensor) -> Tensor:
 
 
 def _packed(t: Tensor) -> Tensor:
-    """Rows of contiguous numbers, wherever each begins."""
+    """Rows of contiguous numbers, at any offset."""
     return t[:1].contiguous().expand_as(t) if t.stride(0) == 0 else t.contiguous()
 
 

@@ -1,7 +1,7 @@
-"""Convolutions of stacked models in Triton, which read windows in place: none is ever written to memory.
+"""Triton kernels for convolutions of stacked models, which read windows in place.
 
-Imported only where there is a GPU. Numbers have 16 bits, sums 32, and channels come last. All sizes but those
-of tiles are arguments, so that few kernels are compiled; none depends on the number of rows.
+Imported only if there is a GPU. Numbers have 16 bits, sums 32, and channels come last. All sizes except tile
+sizes are arguments, so that few kernels are compiled; none depends on the number of rows.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# Of these the compiler need not know what divides them; of the others it does, to copy 16 bytes at once.
+# Not specialised by divisibility; other arguments are, to copy 16 bytes at once.
 SIZES = [
     *("height", "width", "out_height", "out_width", "steps_h", "steps_w", "stride_h", "stride_w"),
     *("first_h", "first_w", "step_h", "step_w", "parts", "span"),
@@ -60,8 +60,8 @@ def correlate(  # type: ignore[no-untyped-def]
 ) -> None:
     """y[b, i, j, n] = Σ x[b, i·stride + first + s·step, …, c] · w[s, …, c, n] for every row.
 
-    Outside its height and width x is zero. A program makes M pixels by N outputs, K terms at a time, which
-    are channels of one place of the window if `ALIGNED`.
+    Outside its height and width x is zero. A program computes M pixels by N outputs, K terms at a time, which
+    are channels of one window position if `ALIGNED`.
     """
     blocks_n = tl.cdiv(outputs, N)
     blocks = tl.cdiv(pixels, M) * blocks_n
@@ -141,8 +141,8 @@ def correlate_pixels(  # type: ignore[no-untyped-def]
 ) -> None:
     """d_w[s, …, c, n] = Σ x[b, i·stride + first + s·step, …, c] · d_y[b, i, j, n] for every row.
 
-    The sum is over pixels, `span` of them in each of several parts. A program makes M outputs by N numbers of
-    the window, K pixels at a time.
+    The sum is over pixels, `span` of them in each of several parts. A program computes M outputs by N
+    elements of the window, K pixels at a time.
     """
     terms = steps_h * steps_w * channels
     blocks_m = tl.cdiv(outputs, M)
@@ -186,7 +186,7 @@ def add_pixels(  # type: ignore[no-untyped-def]
 ) -> None:
     """sums[n] = Σ d_y[pixel, n] for every row, over `span` pixels in each of several parts.
 
-    A program makes M outputs, K pixels at a time.
+    A program computes M outputs, K pixels at a time.
     """
     blocks = tl.cdiv(outputs, M)
     part = tl.program_id(0) // blocks  # of all rows

@@ -1,4 +1,4 @@
-"""Dense layers, written out where the compiler needs it."""
+"""Dense layers, as explicit products where the compiler needs it."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F

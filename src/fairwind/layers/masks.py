@@ -1,4 +1,4 @@
-"""Attention masks of Hugging Face transformers, whose values cannot be read while models are stacked."""
+"""Attention masks of Hugging Face transformers, whose values cannot be read under `vmap`."""
 
 import sys
 from functools import wraps
@@ -8,10 +8,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 def leave_masks_unread() -> None:
-    """Lets transformers treat stacked tensors as it treats tensors being traced.
+    """Makes transformers treat stacked tensors like traced ones.
 
-    It looks whether a mask is true everywhere, to leave it out, unless the mask is traced; a stacked tensor
-    has no one answer. For all other tensors nothing changes.
+    It drops masks that are true everywhere, unless they are traced; for a stacked mask this cannot be
+    decided. Other tensors are not affected.
     """
     utils: Any = sys.modules.get("transformers.utils.import_utils")
     original = getattr(utils, "is_fake_tensor", None)

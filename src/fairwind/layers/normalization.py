@@ -34,7 +34,7 @@ class LayerNorm(nn.LayerNorm):
 
 class GroupNorm(nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
-        # Also where nothing is compiled: under `vmap` PyTorch's refuses some memory layouts.
+        # Also uncompiled: under `vmap` PyTorch's kernel refuses some memory layouts.
         groups = self.num_groups, -1
         grouped = torch.unflatten(input, 1, groups)  # (B, groups, channels, ...)
         if self.weight is None or input.dim() < 3:
@@ -46,9 +46,9 @@ class GroupNorm(nn.GroupNorm):
 
 
 class Grouped(torch.autograd.Function):
-    """Group normalization with a backward pass of its own, which reads activations twice.
+    """Group normalization with a hand-written backward pass, which reads activations twice.
 
-    Sums over the pixels of a channel are all it needs. Autograd would form each gradient by itself.
+    All three gradients follow from sums over the pixels of a channel; autograd would compute each separately.
     """
 
     @staticmethod
@@ -92,7 +92,7 @@ class Grouped(torch.autograd.Function):
 
 
 def _of_channels(p: Tensor) -> Tensor:
-    """Numbers of channels (..., groups, channels) for activations (..., B, groups, channels, pixels)."""
+    """Values per channel (..., groups, channels), broadcastable to (..., B, groups, channels, pixels)."""
     return p.unsqueeze(-3).unsqueeze(-1)
 
 

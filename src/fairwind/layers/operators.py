@@ -1,6 +1,6 @@
-"""The products of a convolution as operators of PyTorch, which a compiler takes as they are.
+"""The products of a convolution as custom PyTorch operators, opaque to the compiler.
 
-Tile sizes follow from shapes alone, so that a run repeats to the bit.
+Tile sizes follow from shapes alone, so that results are reproducible to the bit.
 """
 
 import math
@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PROGRAMS = 512  # that keep a GPU busy
-FEW = 256  # pixels that a part of the sum over them has at least
+PROGRAMS = 512  # programs that keep a GPU busy
+FEW = 256  # minimum number of pixels in a part of the sum
 
 
 class Window(NamedTuple):
-    """How windows lie in an image; two numbers each, for height and width."""
+    """The geometry of windows in an image; two numbers each, for height and width."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -91,7 +91,7 @@ def convolve_back(
     d_x = _inputs(d_y, y_unit, w, w_unit, spatial, how)
     _, w_h, w_w, w_channel, w_output = w.stride()
     _, d_sample, d_h, d_w, _ = d_x.stride()
-    # Pixels that differ by the stride see the same places of the kernel: a convolution for each such set.
+    # Pixels that differ by the stride use the same kernel positions: one convolution for each such set.
     sets = [
         [_seen_by(start, size, *rest) for start in range(rest[1])]
         for size, *rest in zip(spatial, w.shape[1:3], how[:2], how[2:4], how[4:], strict=True)
@@ -109,14 +109,14 @@ convolve_back.register_fake(_inputs)
 
 
 class _Seen(NamedTuple):
-    """Places of a kernel that see the pixels start, start + stride, …, and the windows they belong to."""
+    """Kernel positions that use the pixels start, start + stride, …, and their windows."""
 
     size: int  # pixels
     places: int
     place: int  # the first, of which every
     skip: int  # one counts
     first: int  # window
-    step: int  # from one place's window to the next's
+    step: int  # from one position's window to the next's
 
 
 def _seen_by(start: int, size: int, kernel: int, stride: int, dilation: int, before: int) -> _Seen:
@@ -173,7 +173,7 @@ convolve_pixels.register_fake(_kernels)
 
 
 def _parts(programs: int, pixels: int, step: int) -> tuple[int, int]:
-    """Into how many parts a sum over pixels is cut, and pixels of each, in whole steps of the kernel."""
+    """The number of parts of a sum over pixels, and the pixels of each, a multiple of the kernel's step."""
     parts = 1  # added up in a second pass
     while programs * parts < PROGRAMS and pixels // (2 * parts) >= FEW:
         parts *= 2
@@ -184,7 +184,7 @@ def _parts(programs: int, pixels: int, step: int) -> tuple[int, int]:
 def sum_pixels(d_y: Tensor) -> Tensor:
     """The gradient with respect to the bias (R, outputs).
 
-    Hidden from the compiler, which would form all of d_y a second time inside a slow sum.
+    Hidden from the compiler, which would compute d_y a second time inside a slow sum.
     """
     from fairwind.layers import kernels
 

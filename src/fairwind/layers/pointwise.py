@@ -1,4 +1,4 @@
-"""Whether a computation on vectors handles each of their numbers by itself."""
+"""Detects whether a computation on vectors is elementwise."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within, sees whether all operations on vectors are pointwise."""
+    """While active, records whether all operations on vectors are elementwise."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Pooling over windows as plain operations, where it is compiled.
+"""Pooling as plain operations, for compiled steps.
 
-The batching rules of PyTorch's kernels make the compiler fix the number of rows. Options that are rare,
-`ceil_mode` for example, are left to these kernels.
+The batching rules of PyTorch's kernels make the compiler fix the number of rows. Rare options, such as
+`ceil_mode`, still use these kernels.
 """
 
 import math
@@ -42,7 +42,7 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
         if self.output_size in (
             1,
             (1, 1),
-        ):  # PyTorch's asks how its input lies in memory, which has no answer
+        ):  # PyTorch's asks for the memory format, which is undefined here
             return input.mean((-2, -1), keepdim=True)
         return super().forward(input)
 
@@ -71,7 +71,7 @@ def _largest(layer: Any, x: Tensor, dims: int) -> Tensor:
 
 
 def _larger(views: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The largest of the views, and which: of equals the first, as PyTorch's."""
+    """The maximum over the views, and its index; the first of equals, as in PyTorch."""
     most, which = views[0], torch.zeros_like(views[0], dtype=torch.uint8)
     for place, view in enumerate(views[1:], 1):
         larger = (view > most) | view.isnan()
@@ -80,11 +80,11 @@ def _larger(views: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class LargestOfTile(torch.autograd.Function):
-    """Windows that neither overlap nor leave gaps: each number's gradient is looked up, nothing is added."""
+    """Max pooling without overlap or gaps: gradients are looked up, not added."""
 
     @staticmethod
     def forward(x: Tensor, kernel: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """The largest of every tile of x (..., *spatial), and its place in there."""
+        """The maximum of every tile of x (..., *spatial), and its position in the tile."""
         return _larger(shifted(x, x.dim() - len(kernel), kernel, kernel, (1,) * len(kernel)))
 
     @staticmethod

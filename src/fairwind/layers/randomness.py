@@ -1,4 +1,4 @@
-"""Functional dropout, as modules call it in their forward pass, with masks by counting."""
+"""Counter-based masks for functional dropout in a module's forward pass."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -24,10 +24,10 @@ DROPOUTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
 
 
 class CountedRandomness(TorchFunctionMode):
-    """While active, the n-th call of a dropout function draws its mask by hashing the key and n.
+    """While active, the n-th call of a dropout function computes its mask from the key and n.
 
-    `F.scaled_dot_product_attention` becomes plain products, as its kernel on a CPU has no batching rule.
-    Once left, `needed` says whether any call was replaced: every call passes through here, which takes time.
+    `F.scaled_dot_product_attention` becomes plain products, because its CPU kernel has no batching rule.
+    Afterwards, `needed` says whether any call was replaced: the mode slows down every call.
     """
 
     def __init__(self, key: Tensor):
@@ -90,6 +90,6 @@ class CountedRandomness(TorchFunctionMode):
         return attend(query, key, value, attn_mask, scale=scale, drop=drop)[0]
 
     def _number(self) -> int:
-        """Negative, for it not to be a layer's."""
+        """Negative, to differ from layers' indices."""
         self.calls, self.needed = self.calls + 1, True
         return -self.calls

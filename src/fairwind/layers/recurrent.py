@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN layers that stack: PyTorch's own cannot be vectorised over models.
+"""LSTM, GRU and RNN layers that can be vectorised over models, unlike PyTorch's own.
 
 Below, B is batch, T time, G gates of H units each.
 """
@@ -21,7 +21,7 @@ def unroll(
     start: Tensors,
     projection: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensors]:
-    """States h (..., B, T, H), what a backward pass needs of each step (..., B, T, ·, H), and last states.
+    """States h (..., B, T, H), saved tensors of each step (..., B, T, ·, H), and last states.
 
     The inputs' parts of the gates are `projected` (..., B, T, G·H); `bias` is added to the recurrent parts.
     """
@@ -38,17 +38,17 @@ def unroll(
 
 
 class Recurrence(torch.autograd.Function):
-    """`unroll` with a backward pass of its own.
+    """`unroll` with a hand-written backward pass.
 
-    Autograd would form the recurrent weight's gradient token by token and add these up, which for stacked
-    models is most of the memory traffic. Here the gates' gradients of all tokens go into one product.
+    Autograd would compute the recurrent weight's gradient token by token and add these up, which for stacked
+    models is most of the memory traffic. Here it is one product over all tokens.
     """
 
     @staticmethod
     def forward(
         mode: str, projected: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor, c: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """States h, what the backward pass needs, and last cells of an LSTM, which begins with h and c."""
+        """States h, tensors saved for the backward pass, and an LSTM's last cells; starts from h and c."""
         states, kept, last = unroll(mode, projected, weight, bias, (h,) if c is None else (h, c))
         return states, kept, *last[1:]
 
@@ -99,7 +99,7 @@ class Recurrent(nn.RNNBase):
     dropout_layer: int
 
     def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        """As PyTorch's, but for packed sequences, whose lengths would have to be the same in every row."""
+        """As PyTorch's, except for packed sequences, whose lengths would have to be the same in every row."""
         if isinstance(input, PackedSequence):
             raise NotImplementedError(
                 "packed sequences cannot be stacked; give padded ones and mask the outputs"
@@ -172,7 +172,7 @@ class Recurrent(nn.RNNBase):
 
 
 def _stacked(tensors: list[Tensor]) -> Tensor:
-    """Both directions' tensors along a new dimension, or that of the only one."""
+    """The tensors of both directions along a new dimension, or the tensor of the only one."""
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0]
 
 

@@ -1,4 +1,4 @@
-"""Whether layers are being traced for a compiler, which needs other forms of some of them."""
+"""Whether layers are being traced for the compiler, for which some need other forms."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +18,9 @@ _now = _Tracing()
 
 @contextmanager
 def tracing(*, contiguous: bool) -> Iterator[None]:
-    """Within, layers take the forms that compile for any number of rows.
+    """While active, layers use the forms that compile for any number of rows.
 
-    Convolutions return tensors that lie in memory as a user's `view` expects it only if `contiguous`: it
+    Only if `contiguous`, convolutions return tensors in the memory layout that a user's `view` expects: this
     costs a copy of all activations.
     """
     before = _now.active, _now.contiguous

@@ -1,11 +1,11 @@
-"""Models of dense layers, and the layer that reads pixels."""
+"""Models of dense layers, and the layer that scales pixels."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Pixels(nn.Module):
-    """Bytes 0 to 255 as numbers 0 to 1; other inputs as they are."""
+    """Scales bytes from 0–255 to 0–1; passes other inputs through."""
 
     white: Tensor
 

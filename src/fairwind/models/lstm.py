@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Text(nn.Module):
-    """Embedding, LSTM layers, and a dense layer on the state after the last word; ids 0 at the end pad."""
+    """Embedding, LSTM layers, and a dense layer on the last word's state; trailing ids 0 are padding."""
 
     def __init__(self, embedding: nn.Embedding, hidden: int, layers: int, classes: int):
         super().__init__()
@@ -18,7 +18,7 @@ class Text(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         states, _ = self.lstm(self.embedding(ids))
-        inside = (ids != 0).flip(1).cumsum(1).flip(1)  # how many words from here on
+        inside = (ids != 0).flip(1).cumsum(1).flip(1)  # number of words from this position on
         last = (inside == 1) & (ids != 0)  # (B, T), at most one in each row
         out: Tensor = self.dense(torch.where(last[..., None], states, 0).sum(1))
         return out
@@ -33,7 +33,7 @@ def lstm(
     layers: int = 2,
     classes: int = 2,
 ) -> nn.Module:
-    """Two LSTM layers of 100 over frozen `vectors` (words, width), or trainable ones for so many `words`."""
+    """Two LSTM layers of 100 over frozen `vectors` (words, width), or trainable ones of `words` words."""
     if vectors is not None:
         embedding = nn.Embedding(len(vectors), vectors.shape[1], _weight=vectors, _freeze=True)
     elif words is not None:

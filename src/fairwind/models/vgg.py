@@ -26,7 +26,7 @@ def vgg11(classes: int = 10, *, init: Init = "pytorch") -> nn.Module:
     layers: list[nn.Module] = [Pixels()]
     inputs = 3
     for width, pooled in WIDTHS:
-        # ReLU keeps the order of numbers, and after pooling there are fewer of them.
+        # ReLU is monotonic, so it can follow pooling, where it is cheaper.
         layers += [nn.Conv2d(inputs, width, 3, padding=1), *[nn.MaxPool2d(2)] * pooled, nn.ReLU()]
         inputs = width
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, classes))

@@ -1,7 +1,7 @@
-"""A study: panels of runs over setups, algorithms, settings and seeds, put together from finished runs.
+"""A study: panels of runs over setups, algorithms, settings and seeds.
 
-A run is known by what decides its numbers (`RunKey`). What is missing is trained, runs of the same data and
-settings stacked. What was trained before is found by its key, whichever study, machine or day it comes from.
+A run is identified by everything that determines its numbers (`RunKey`). Finished runs are reused, whichever
+study, machine or day they come from; missing ones are trained, those with the same data and settings stacked.
 """
 
 from fairwind.study.grid import read_study

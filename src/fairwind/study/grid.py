@@ -15,12 +15,12 @@ from fairwind.spec import expand
 from fairwind.study.panel import Panel, Study
 
 CHARTS = ("curves", "distribution", "targets", "pareto", "rsd", "tuned", "labels")
-# Settings that decide no number
+# Settings that do not affect the numbers
 ALIKE = ("device", "compile", "memory", "engine", "workers", "eval_every", "data_on")
 
 
 def read_study(file: Path) -> Study:
-    """A study from a TOML file: a title, and grids whose lists are varied. See docs/studies.md."""
+    """A study from a TOML file: a title, and grids of settings. See docs/studies.md."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -48,7 +48,7 @@ def read_study(file: Path) -> Study:
 
 
 def _panels(file: str, grid: dict[str, Any]) -> Iterator[Panel]:
-    """A grid's panels: one for each setup and each choice from the settings that are lists."""
+    """A grid's panels: one for each setup and each combination of the settings that are lists."""
     varied = {name: value for name, value in grid.items() if name not in ("setups", "algorithms", "seeds")}
     names = [f.name for kind in (Settings, Solver) for f in dataclasses.fields(kind)]
     for name, value in varied.items():

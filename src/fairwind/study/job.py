@@ -1,4 +1,4 @@
-"""The runs that panels want and that are not there yet: stacked into jobs, trained, kept."""
+"""Trains the missing runs of panels, stacked into jobs, and stores them."""
 
 import dataclasses
 import gzip
@@ -38,9 +38,9 @@ def missing(
     digest: Callable[[str], str | None] = lambda setup: None,
     **options: Any,
 ) -> list[Job]:
-    """What the panels want and the runs do not hold, stacked where setup, settings and seeds are the same.
+    """The missing runs of the panels, stacked if setup, settings and seeds are the same.
 
-    `digest` names the data of a setup that counts, where several are known; `options` are settings.
+    `digest` identifies the data of a setup, if several are known; `options` are settings.
     """
     groups: dict[tuple[str, str, tuple[int, ...]], tuple[Settings, list[str]]] = {}
     planned: set[tuple[RunKey, object]] = set()
@@ -61,10 +61,10 @@ def missing(
 
 
 def run(job: Job, out: Path, train: Train, say: Callable[[str], None]) -> None:
-    """Trains a job in a directory of its own below `out`, or goes on with it there.
+    """Trains or resumes a job in its own directory below `out`.
 
-    What is kept is small, and holds no path of this machine: the results, which say how they were made, the
-    history and the clients' numbers.
+    The stored files are small and contain no local paths: the results with their settings, the history and
+    the clients' numbers.
     """
     recipe, where = job
     task = setups.task(recipe.setup, where, say)

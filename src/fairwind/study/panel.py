@@ -1,4 +1,4 @@
-"""Studies and their panels: which runs they want, and which of the finished ones they take."""
+"""Studies and their panels: which runs they need, and which finished ones they use."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from fairwind.errors import InputError, unknown
 from fairwind.recipe import Recipe, settings_of
 from fairwind.study.runs import Finished, RunKey
 
-EXACT = ("float32", "tf32", "bf16")  # the most exact first
+EXACT = ("float32", "tf32", "bf16")  # the most precise first
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Panel:
     """Where the paper's numbers for it are, in paper/published.json."""
 
     def check(self) -> None:
-        """Refuses what can be refused before anything is read or trained."""
+        """Checks everything that can be checked before anything is read or trained."""
         self.settings()
         setups.arguments_of(self.setup)
         Recipe(self.setup, self.algorithms, self.seeds, self.settings()).check()
 
     def settings(self, **options: Any) -> Settings:
-        """The settings of its runs; `options` are those that do not decide numbers, such as the device."""
+        """The settings of its runs; `options` are those that do not affect numbers, such as the device."""
         return settings_of(self.setup, **{**options, **self.changes})
 
     def keys(self) -> dict[str, list[RunKey]]:
-        """The runs it wants: for each algorithm, one for each seed."""
+        """The runs it needs: for each algorithm, one per seed."""
         settings = dataclasses.asdict(self.settings())
         return {
             spec: [RunKey.of(self.setup, spec, seed, settings) for seed in self.seeds]
@@ -60,8 +60,8 @@ class Study:
 def choose(panel: Panel, runs: Iterable[Finished], digest: str | None = None) -> dict[str, list[Finished]]:
     """The panel's finished runs, for each algorithm in the order of seeds.
 
-    Runs on other data than `digest` are left out; where it is not given, on other data than most. Of several
-    with the same key the most exact is taken, then the newest; a panel that names a precision takes that.
+    Only runs on the data `digest` are used; if it is not given, those on the data that most runs have. Of
+    several with the same key the most precise one is used, then the newest; or a panel's own precision.
     """
     wanted = {key for keys in panel.keys().values() for key in keys}
     precision = panel.changes.get("precision", "auto")
@@ -79,7 +79,7 @@ def choose(panel: Panel, runs: Iterable[Finished], digest: str | None = None) ->
 
 
 def narrowed(panels: Iterable[Panel], names: Iterable[str], seeds: tuple[int, ...]) -> list[Panel]:
-    """The panels of some setups only, with some seeds only; none named is all."""
+    """The study restricted to some setups and seeds; empty means all."""
     panels, names = list(panels), list(names)
     known = dict.fromkeys(n for p in panels for n in (p.setup, p.setup.partition(":")[0]))
     for name in names:

@@ -1,4 +1,4 @@
-"""Finished runs, read from their folders; each is known by what decides its numbers."""
+"""Finished runs, read from their folders and identified by everything that determines their numbers."""
 
 import dataclasses
 import gzip
@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 
 
 class RunKey(NamedTuple):
-    """What decides a run's numbers up to rounding; every parameter is spelt out, given or not."""
+    """Everything that determines a run's numbers up to rounding, with all defaults filled in."""
 
     setup: str
     algorithm: str
@@ -35,28 +35,28 @@ class RunKey(NamedTuple):
         given = (name, arguments("algorithm", algorithm, known))
         data = (setup.partition(":")[0], setups.arguments_of(setup))
         decide = {k: settings[k] for k in ("rounds", "solver", "participation", "probe_samples")}
-        for name in ("clients_per_round", "target"):  # older files do not know them
+        for name in ("clients_per_round", "target"):  # missing in older files
             if settings.get(name) is not None:
                 decide[name] = settings[name]
-        decide["solver"] = dataclasses.asdict(Solver()) | decide["solver"]  # older files say less
+        decide["solver"] = dataclasses.asdict(Solver()) | decide["solver"]  # incomplete in older files
         texts = [json.dumps(value, sort_keys=True) for value in (data, given, decide)]
         return cls(texts[0], texts[1], seed, texts[2])
 
 
 class Finished(NamedTuple):
-    """A run that was trained to its end."""
+    """A finished run."""
 
     key: RunKey
     row: dict[str, Any]  # of results.json
     history: list[dict[str, Any]]
-    accuracy: Floats | None  # (K,) None where no per-client numbers were kept
+    accuracy: Floats | None  # (K,) None if no per-client numbers were kept
     clients: dict[str, Any]  # train_size, test_size (K,), names
     results: dict[str, Any]  # of the comparison it was part of: config, environment, federation, timing
     folder: Path
 
     @property
     def digest(self) -> str | None:
-        """Of the data, where that was prepared from files."""
+        """The digest of the data, if it was prepared from files."""
         found: str | None = self.results["federation"].get("digest")
         return found
 
@@ -86,7 +86,7 @@ def _read(folder: Path) -> Iterator[Finished]:
     # A run may have further models, personal or averaged: studies compare the global ones.
     global_ones = [r for r, row in enumerate(rows) if "model" not in row]
     for (spec, seed), r in zip(given, global_ones, strict=True):
-        # By place: older files drop an algorithm's parameters from its name.
+        # By index: older files drop an algorithm's parameters from its name.
         named = {"algorithm": spec, "seed": seed}
         yield Finished(
             key=RunKey.of(results["setup"], spec, seed, config),
@@ -100,7 +100,7 @@ def _read(folder: Path) -> Iterator[Finished]:
 
 
 def _history(folder: Path) -> str:
-    """The text of history.jsonl, compressed or not; empty where it was not kept."""
+    """The text of history.jsonl, compressed or not; empty if it was not kept."""
     packed = folder / f"{HISTORY}.gz"
     if packed.exists():
         return gzip.decompress(packed.read_bytes()).decode()
