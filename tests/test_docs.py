@@ -143,6 +143,16 @@ def test_the_readme_says_what_the_picture_shows() -> None:
     assert f"{caption} {worst['adafedadam']:.0f} %" in " ".join(readme.split())
 
 
+def test_the_table_of_privacy_is_the_recorded_one() -> None:
+    page = (ROOT / "docs" / "federation.md").read_text()
+    by_noise: dict[float | None, list[str]] = {}
+    for row in json.loads((RECORDED / "privacy.json").read_text())["rows"]:
+        by_noise.setdefault(row["noise"], []).append(f"{row['avg']:.1f} / {row['worst30']:.1f}")
+    assert len(by_noise) == 5
+    for cells in by_noise.values():
+        assert f"| {' | '.join(cells)} |" in page, cells
+
+
 def test_every_metric_and_algorithm_is_documented() -> None:
     metrics, algorithm_page = (ROOT / "docs" / f"{name}.md" for name in ("metrics", "algorithms"))
     assert all(f"| `{name}` |" in metrics.read_text() for name in METRICS)
