@@ -1,17 +1,17 @@
-"""What clients and a server of a real federation tell each other; no framework is imported here.
+"""The messages between clients and server of a real federation, independent of any framework.
 
 A client's reply takes one of two forms, and the server decides which it asks for:
 
 - "report": the update δ_k, and the client's numbers (size, steps, learning rate, losses, gradient norm). The
-  server computes coefficient and sums itself. So it can bound every number by what the other clients have
-  said, and say for which client it had to. This is the default in a deployment.
-- "sums": coef·δ_k and the algorithm's sums, and nothing else. This is what can be added up in secret. A
-  server that receives such replies one by one can still bound a client's share of the weight and of the total
-  update. Under secure aggregation it sees no client's, and clients must bound themselves.
+  server computes coefficient and sums itself, so it can bound every number by those of other clients and log
+  which client it bounded. This is the default in a deployment.
+- "sums": only coef·δ_k and the algorithm's sums, as secure aggregation needs it. If the server receives such
+  replies one by one, it can still bound a client's share of the weight and of the total update. Under secure
+  aggregation it sees no single client, and bounds nothing.
 
-Why not always the second? A fair algorithm gives weight to clients that say they lag behind, so it invites
-lies. Of 20 equal clients, one that overstates its loss tenfold has 35 % of the weight at α = 1; one that
-states a first loss of 1e-300 has all of it. From sums alone, a lie cannot be told from a large client.
+Why reports by default? A fair algorithm gives more weight to clients with a high loss, so clients could lie.
+Of 20 equal clients, one that overstates its loss tenfold gets 35 % of the weight at α = 1; one that reports a
+first loss of 1e-300 gets all of it. From sums alone, a lie cannot be distinguished from a large client.
 
 Whatever the form, no client has more than `Bounds.share` of a round's weight, twice that of the norms of the
 round's updates, and half of any other sum (or twice an equal share, if that is more). With `Privacy` other

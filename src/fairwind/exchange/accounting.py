@@ -1,4 +1,4 @@
-"""What a training's noisy sums have told about any one client: ε at δ, by Google's dp-accounting."""
+"""The privacy loss of a training's noisy sums: ε at δ, computed by Google's dp-accounting."""
 
 import math
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from fairwind.errors import InputError
 from fairwind.exchange.privacy import Privacy
 
 ADJACENCY = "replace one client"
-ALL = (1, 1)  # clients drawn, of how many: where all take part, or it is not secret who does
+ALL = (1, 1)  # clients drawn, of how many; None if all take part, or participation is not secret
 
 
 class Accountant:
@@ -27,7 +27,7 @@ class Accountant:
             _library()
 
     def release(self, drawn: tuple[int, int] | None) -> None:
-        """Notes a noisy sum over so many clients drawn, of how many; None is no drawing, or no secret one."""
+        """Records a release over sampled clients (drawn, of how many); None means no secret sampling."""
         key = ALL if drawn is None or drawn[0] >= drawn[1] else drawn
         self.releases[key] = self.releases.get(key, 0) + 1
 
@@ -42,7 +42,7 @@ class Accountant:
         if not self.privacy.noise:
             return math.inf
         library, rdp = _library()
-        gaussian = library.GaussianDpEvent(self.privacy.noise / 2)  # a client replaced moves the sum by 2·L
+        gaussian = library.GaussianDpEvent(self.privacy.noise / 2)  # a replaced client changes it by 2·L
         every = rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_ONE)
         every.compose(gaussian, rounds)
         found = float(every.get_epsilon(self.privacy.delta))
@@ -59,7 +59,7 @@ class Accountant:
         return [[*key, count] for key, count in self.releases.items()]
 
     def described(self) -> dict[str, Any]:
-        """What results say of privacy."""
+        """The entry on privacy in the results."""
         epsilon = self.epsilon()
         return {
             **self.privacy.described(),

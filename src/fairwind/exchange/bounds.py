@@ -1,4 +1,4 @@
-"""How far the server believes a client: bounds on a report's numbers, from what the others have said."""
+"""Bounds on the numbers of a client's report, relative to those of other clients."""
 
 import math
 import statistics
@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields
 from fairwind.contract import Report
 from fairwind.errors import InputError, positive
 
-FEWEST = 3  # other clients from which on their median says something
+FEWEST = 3  # minimum number of other clients for a median
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a single client may do to a round. Factors are to the median of the other clients' last reports.
+    """Limits on a single client. Factors are relative to the median of the other clients' last reports.
 
-    A number outside is taken as the bound itself, and the client is named; infinity switches a bound off.
+    Numbers outside are clamped, and the client is logged; infinity switches a bound off.
     """
 
     share: float = 0.1
@@ -53,7 +53,7 @@ class Seen:
         self.numbers = {client: dict(each) for client, each in (numbers or {}).items()}
 
     def note(self, client: str, report: Report) -> None:
-        """Keeps what a client has said."""
+        """Stores a client's report."""
         self.numbers[client] = {name: v for name, v in _believed(report).items() if math.isfinite(v)}
 
     def bounded(self, client: str, report: Report, bounds: Bounds) -> tuple[Report, list[str]]:
@@ -85,7 +85,7 @@ class Seen:
 
 
 def within(values: list[float], factor: float) -> list[float]:
-    """Values, those beyond a factor to their median brought back to it."""
+    """Values, clamped to within a factor of the median."""
     median = statistics.median(values) if len(values) > FEWEST else 0.0
     if median <= 0 or math.isinf(factor):
         return values

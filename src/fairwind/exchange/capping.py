@@ -1,4 +1,4 @@
-"""A sum of clients' contributions in which none has more than its share."""
+"""A running sum of contributions that caps each client's share."""
 
 import math
 from typing import NamedTuple
@@ -16,19 +16,19 @@ class Term(NamedTuple):
 
     client: str
     coef: float
-    update: Tensor  # (P,) in the type it was sent in; it is taken over
+    update: Tensor  # (P,) in the type it was sent in; ownership passes to the sum
     sums: tuple[float, ...]  # the first is the client's weight
     length: float  # of the update
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """What shares are taken of: the weight, ‖coef·δ‖, and the further sums."""
+        """The quantities that are capped: the weight, ‖coef·δ‖, and the further sums."""
         weight, *further = self.sums
         return weight, abs(self.coef) * self.length, *map(abs, further)
 
 
 class Capped(NamedTuple):
-    """What contributions add up to."""
+    """The sums of a round."""
 
     total: Tensor  # (P,) Σ coef·δ, float64
     sums: tuple[float, ...]
@@ -40,8 +40,8 @@ class Capped(NamedTuple):
 class CappedSum:
     """Adds contributions one at a time.
 
-    A client's share is known only when all have contributed. Until it is certain that a client's is small
-    enough, its contribution is held apart: some 1/share at once, whatever the number of clients.
+    A client's share is known only after all have contributed. Contributions that might exceed the cap are
+    held separately: about 1/share at a time, whatever the number of clients.
     """
 
     def __init__(self, parameters: int, sums: int, share: float):
@@ -67,7 +67,7 @@ class CappedSum:
                 self._take(self.held.pop(k), factors[k])
 
     def finish(self) -> Capped:
-        """What all add up to."""
+        """The capped sums."""
         capped: list[dict[str, float]] = [{} for _ in self.added]
         for term, factors in zip(self.held, self._factors(), strict=True):
             for found, factor in zip(capped, factors, strict=True):

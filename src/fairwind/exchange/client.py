@@ -1,4 +1,4 @@
-"""One client of a real federation: it trains on its own data as the simulator would train it."""
+"""A client of a real federation, which trains on its own data exactly as in the simulator."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -45,7 +45,7 @@ from fairwind.task import Task
 
 
 class Trained(NamedTuple):
-    """What a round of training leaves at a client."""
+    """The result of a client's round."""
 
     reply: Reply
     first_loss: float | None  # to be remembered for later rounds
@@ -165,7 +165,7 @@ class LocalClient:
         return self._judge(weights, "train")[0]
 
     def evaluate(self, weights: Mapping[str, Any]) -> Judged:
-        """How the model of these weights does on the client's test samples."""
+        """Loss and scores of these weights on the client's test samples."""
         loss, *found = self._judge(weights, "test")
         names = [score.name for score in self.scores]
         sizes = int(self.federation.test[0]), int(self.federation.train[0])
@@ -186,7 +186,7 @@ class LocalClient:
 
 
 def only(federation: Federation, client: int) -> Federation:
-    """The federation of one client, as it is where that client keeps its data to itself."""
+    """The federation that contains only this client."""
     begin, own = int(federation.start[client]), slice(client, client + 1)
     samples = slice(begin, begin + int(federation.train[client] + federation.test[client]))
     return replace(
@@ -201,7 +201,7 @@ def only(federation: Federation, client: int) -> Federation:
 
 
 def _recorder(algorithm: SummedAlgorithm) -> LocalAlgorithm[Any, Any]:
-    """An algorithm that trains alike, and whose sum over one client is δ and the report itself."""
+    """An algorithm with the same local training, whose sums are δ and the report itself."""
     local = algorithm.local if isinstance(algorithm, LocalAlgorithm) else Local()
     if local.shared is not None:
         local = local._replace(shared=lambda state: state.u)

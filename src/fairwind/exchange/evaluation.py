@@ -1,4 +1,4 @@
-"""How a model serves the clients of a real federation, round by round, from what they say themselves."""
+"""Clients' evaluations in a real federation, round by round, as they report them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ LIMIT = 200_000  # scores that are kept of earlier rounds; beyond, every second 
 
 
 class Judged(NamedTuple):
-    """How a model serves a client on its test samples; NaN where it has none."""
+    """A client's loss and scores on its test samples; NaN without test samples."""
 
     size: int
     train_size: int
@@ -24,7 +24,7 @@ class Judged(NamedTuple):
 
 
 def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:
-    """Refuses what no honest client could say."""
+    """Refuses impossible values."""
     for size in (judged.size, judged.train_size):
         if not 0 <= size < 2**53:
             raise RefusedError(f"it tells of {size:.3g} samples")
@@ -40,7 +40,7 @@ def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:
 
 
 class Evaluations:
-    """What clients said of the models of a run."""
+    """The evaluations of a run's models."""
 
     def __init__(self, scores: Sequence[Score], label: str, seed: int):
         self.scores, self.label, self.seed = tuple(scores), label, seed
@@ -94,7 +94,7 @@ class Evaluations:
         return found
 
     def record(self) -> dict[str, Any]:
-        """All of it, as JSON can say it."""
+        """Everything, as JSON."""
         return {
             "clients": self.clients,
             "sizes": [self.sizes[client] for client in self.clients],
@@ -108,7 +108,7 @@ class Evaluations:
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Goes on from a record."""
+        """Restores from a record."""
         self.clients = list(record["clients"])
         self.sizes = {c: (a, b) for c, (a, b) in zip(self.clients, record["sizes"], strict=True)}
         self.rounds, self.history = list(record["rounds"]), list(record["history"])

@@ -41,7 +41,7 @@ class Reply(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What replies in a federation look like."""
+    """The format of replies."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -71,7 +71,7 @@ class Form(NamedTuple):
         return vector, length
 
     def checked(self, numbers: Mapping[str, Any]) -> dict[str, float]:
-        """Numbers that are all there, and finite."""
+        """Numbers, checked to be complete and finite."""
         known = set(numbers) | set(self.optional)
         if known != {*self.numbers, *self.optional}:
             wrong = _difference(known, (*self.numbers, *self.optional))
@@ -128,7 +128,7 @@ def arrays_of(layout: Layout, x: Tensor) -> Arrays:
 
 
 def check_type(algorithm: AnyAlgorithm) -> SummedAlgorithm:
-    """Refuses what needs more of its clients than one sum."""
+    """Refuses algorithms that need more than one sum."""
     if isinstance(algorithm, Algorithm | LocalAlgorithm):
         return algorithm
     raise InputError(

@@ -1,4 +1,4 @@
-"""For people with a training loop of their own: what happened in it, as a reply."""
+"""Replies from your own training loop."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Central differential privacy for whole clients: contributions clipped to a public bound, and a noised sum.
+"""Central client-level differential privacy: contributions clipped to public bounds, and noise on the sum.
 
 A round releases one vector: Σ coef·δ and the algorithm's sums. Each field is divided by a public scale. A
 client's vector is then shortened, as a whole, to a norm of at most L, and noise of standard deviation σ·L is

@@ -22,7 +22,7 @@ from fairwind.run_folder import CHECKPOINTS, held
 
 
 class FederatedRun:
-    """A directory that holds one federation's training, begun or finished."""
+    """The directory of one training, unfinished or finished."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class FederatedRun:
             write_json(recipe, sealed({FEDERATED: self.owner}))
 
     def close(self) -> None:
-        """Lets others train in the directory."""
+        """Releases the lock on the directory."""
         self.stack.close()
 
     @property

@@ -1,4 +1,4 @@
-"""One vector for secure aggregation: coef·δ and the sums, scaled by numbers that everybody knows.
+"""One vector for secure aggregation: coef·δ and the sums, divided by public scales.
 
 Secure sums are sums of whole numbers. A client divides each field by its public scale and clips what lies
 outside [−1, 1]. It adds how many numbers it clipped, so that the server learns of it from the sum. After a
@@ -27,7 +27,7 @@ def first_scales(form: Form) -> Scales:
 
 
 class SecretSum(NamedTuple):
-    """What the vectors of clients add up to."""
+    """The sums of the clients' vectors."""
 
     total: Tensor  # (P,) Σ coef·δ, float64
     numbers: dict[str, float]

@@ -35,18 +35,18 @@ from fairwind.exchange.privacy import Privacy, PrivateSum
 
 @dataclass
 class Round:
-    """What became of a round."""
+    """The outcome of a round."""
 
     number: int  # from 0
     used: int = 0  # clients that counted
     refused: dict[str, str] = field(default_factory=dict)  # by client: why its reply does not count
-    bounded: dict[str, list[str]] = field(default_factory=dict)  # by client: numbers that were not believed
+    bounded: dict[str, list[str]] = field(default_factory=dict)  # by client: numbers that were clamped
     capped: dict[str, dict[str, float]] = field(default_factory=dict)  # by what, and client: the cap's factor
     moved: bool = False  # whether the model did
     blame: str = ""  # why it did not, where there was something to step with
 
     def lines(self) -> list[str]:
-        """What there is to say about it, a line for each client and reason."""
+        """Log messages, one for each client and reason."""
         found = [f"{client} is left out: {why}" for client, why in self.refused.items()]
         found += [f"{client} is not believed: {', '.join(what)}" for client, what in self.bounded.items()]
         for what, factors in self.capped.items():
@@ -143,7 +143,7 @@ class Aggregator:
         return ""
 
     def refuse(self, client: str, why: str) -> str:
-        """Notes that a client's reply does not count; returns why."""
+        """Records that a client's reply is refused; returns the reason."""
         self.current.refused.setdefault(client, why)
         return why
 
@@ -169,7 +169,7 @@ class Aggregator:
             self.new_first = summed + numbers[FIRST[0]], count + numbers[FIRST[1]]
 
     def take_sum(self, total: Tensor, numbers: Mapping[str, float], clients: int) -> None:
-        """Takes what so many clients add up to, where none of them is seen."""
+        """Adds the secure sum of this many clients."""
         if self.privacy:
             raise InputError("with privacy the server clips each client, so it cannot take a secret sum")
         found = self.form.checked(numbers)
@@ -265,7 +265,7 @@ class Aggregator:
         return Checkpoint(self.round, copied, json.loads(json.dumps(record)))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Goes on from a checkpoint of the same algorithm and model."""
+        """Restores from a checkpoint of the same algorithm and model."""
         tensors, record = checkpoint.tensors, checkpoint.record
         self.x = tensors["x"].to(self.x.dtype)
         self.state = type(self.state)(*(tensors[f"state.{name}"] for name in self.state._fields))

@@ -1,4 +1,4 @@
-"""The nodes of a Flower federation: who is there, who takes part, and what they reply."""
+"""The nodes of a Flower federation: connected nodes, participants, and their replies."""
 
 import logging
 import secrets
@@ -45,7 +45,7 @@ class Nodes:
         return sorted(sorted(nodes, key=lambda node: mix(key, node))[: self.per_round])
 
     def replies(self, grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
-        """Replies as they come, a few at a time so that memory stays flat, until all are there."""
+        """Yields replies as they arrive, a few at a time to limit memory, until all have replied."""
         messages = list(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
         pushed = zip(grid.push_messages(messages), nodes, strict=False)
@@ -64,5 +64,5 @@ class Nodes:
             time.sleep(PAUSE)
 
     def sender(self, message: Message) -> int:
-        """Whose reply it is: the node that was sent what it replies to, whatever it calls itself."""
+        """The node of a reply: the one that the message was sent to, not the one that the reply names."""
         return int(self.sent_to.get(message.metadata.reply_to_message_id, message.metadata.src_node_id))

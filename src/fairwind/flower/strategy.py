@@ -1,4 +1,4 @@
-"""Any of Fairwind's algorithms of one sum, as a Flower strategy that goes on where it was stopped."""
+"""A resumable Flower strategy for algorithms that need only a sum over clients."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -98,7 +98,7 @@ class AlgorithmStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The algorithm's step with the replies that can be used; whose cannot is logged, and counted."""
+        """The server step with the usable replies; refused ones are logged and counted."""
         waiting = set(self.asked)
         for message in replies:
             node = self.nodes.sender(message)
