@@ -36,6 +36,8 @@ def test_public_names() -> None:
         "Solver",
         "Stateless",
         "Task",
+        "Tracked",
+        "Tracker",
         "algorithms",
         "compare",
         "load",

@@ -20,7 +20,7 @@ LAYERS = (
     ("recipe",),
     ("results",),
     ("directory",),
-    ("comparison", "training", "exchange"),
+    ("comparison", "training", "tracking", "exchange"),
     ("flower", "nvflare"),
     ("api",),
     ("study", "paper"),

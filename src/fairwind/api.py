@@ -17,12 +17,13 @@ from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, in_range
+from fairwind.errors import InputError, first_line, in_range
 from fairwind.recipe import Recipe
 from fairwind.results import Evaluated, summarise, warnings_of
 from fairwind.run_folder import check_free, explaining, held, holds_run
 from fairwind.setups import Where
 from fairwind.task import Task
+from fairwind.tracking import Given, Tracking
 
 Algorithms = str | AnyAlgorithm | Sequence[str | AnyAlgorithm] | Mapping[str, str | AnyAlgorithm]
 
@@ -63,6 +64,7 @@ def simulate(
     workers: int | None = None,
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
+    track: Given = (),
 ) -> Result:
     """Trains a task with one algorithm: "adafedadam:alpha=2", or `fairwind.algorithms.adafedadam(alpha=2)`.
 
@@ -88,6 +90,7 @@ def simulate(
         workers=workers,
         progress=progress,
         after_evaluation=after_evaluation,
+        track=track,
     )
     return compared.runs[0]
 
@@ -115,6 +118,7 @@ def compare(
     checkpoint_every: float = 30,
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
+    track: Given = (),
 ) -> Comparison:
     """Trains a task with every algorithm under every seed, all runs stacked.
 
@@ -125,6 +129,7 @@ def compare(
     With `out` everything goes into that directory: checkpoints every so many seconds, history, results,
     trained models. A comparison that was stopped there goes on, and ends as if it had not been stopped; a
     finished one is loaded. `after_evaluation` is given the newest metrics of every run, a list of dicts.
+    `track` names trackers, such as "mlflow:FOLDER"; or gives `fairwind.Tracker`s of your own.
     """
     from fairwind.training import help_along, messages, train  # what draws progress takes time to load
 
@@ -157,6 +162,7 @@ def compare(
     path = None if out is None else Path(out)
     with ExitStack() as stack:
         first = join().first
+        tracking = Tracking(track if first else ())
         if path is not None and first:
             stack.enter_context(held(path))
             stack.enter_context(explaining(path, f"the same call, with out={str(path)!r}"))
@@ -182,19 +188,31 @@ def compare(
             help_along(simulation)
             return of_simulation(simulation, summarise(simulation, recipe), None)
         again = f"the same call, with out={str(path)!r}" if path is not None else ""
+        stack.enter_context(tracking).begin(simulation, recipe, path)
         train(
             simulation,
             directory,
             console=console,
             every=checkpoint_every,
             again=again,
-            after_evaluation=after_evaluation,
+            after_evaluation=tracking.and_then(after_evaluation),
         )
         if console is None:
             for line in warnings_of(simulation):
                 warnings.warn(line, stacklevel=2)
         results = summarise(simulation, recipe) if directory is None else directory.write_results(simulation)
-        return of_simulation(simulation, results, path)
+        compared = of_simulation(simulation, results, path)
+        tracking.finish(page_of(compared) if tracking.trackers else None)
+        return compared
+
+
+def page_of(compared: Comparison) -> Path | None:
+    """A comparison's report page for its trackers, if it was kept and a page can be made."""
+    try:
+        return None if compared.path is None else compared.report()
+    except (OSError, ImportError, ValueError) as error:
+        warnings.warn(f"no report page for the trackers: {first_line(error)}", stacklevel=3)
+        return None
 
 
 def labelled(given: Algorithms) -> dict[str, AnyAlgorithm | str]:

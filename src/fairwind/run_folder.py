@@ -52,10 +52,15 @@ def check_free(path: Path) -> None:
         raise InputError(f"{path} is not empty: give another --out, so that nothing is overwritten")
 
 
+def run_name(name: str) -> str:
+    """A name that a folder can have, with the time."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip("-.") or "run"
+    return f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
 def new_directory(name: str) -> Path:
     """A directory under runs/ that nobody else has, made for a comparison of that name."""
-    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip("-.") or "run"
-    begun = f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
+    begun = run_name(name)
     for number in range(1, 1000):
         path = RUNS / (begun if number == 1 else f"{begun}-{number}")
         try:
