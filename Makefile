@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo paper-smoke test test-slow test-crash test-flower test-nvflare test-data lint bench clean
+.PHONY: setup demo paper-smoke test test-slow test-crash test-flower test-nvflare test-track test-data lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -40,6 +40,13 @@ test-crash: setup  ## kills at every operation on the file system, damage to eve
 
 test-flower: setup $(VENV)/.flower  ## a real federation: SuperLink and SuperNodes with TLS and authentication, kills
 	$(BIN)/python -m pytest -q -m flower
+
+$(VENV)/.track: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[track]'
+	touch $@
+
+test-track: setup $(VENV)/.track  ## MLflow and Weights & Biases, offline, read back
+	$(BIN)/python -m pytest -q -m track tests/test_tracking.py
 
 NVFLARE := .venvs/nvflare
 

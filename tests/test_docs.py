@@ -133,3 +133,15 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_trackers_page_shows_code_that_works(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tracking.md").read_text()
+    first, own = re.findall(r"```python\n(.*?)```", page, re.S)
+    for code in (first, own):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "shown" / "mine" / "report.html").exists()
+    assert done.stdout.splitlines()[-1] == "finished"

@@ -52,7 +52,7 @@ def read_tensorboard(folder: Path, metric: str) -> tuple[Rounds, dict[str, str],
         found["/".join(run.relative_to(folder / "run").parts)] = {e.step: e.value for e in entries}
         settings = events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
     rows = [line.strip("| ").split(" | ") for line in settings.splitlines()[2:]]
-    return found, {name: value for name, value in rows}, folder / "run" / "report.html"
+    return found, dict(rows), folder / "run" / "report.html"
 
 
 def read_mlflow(folder: Path, metric: str) -> tuple[Rounds, dict[str, str], Path]:

@@ -149,6 +149,10 @@ class Tracking:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes what is open, where training did not come to its end."""
         self._each(lambda tracker: tracker.finish(complete=False, page=None))
         self.trackers = {}
 
