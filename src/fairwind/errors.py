@@ -28,6 +28,15 @@ def damaged(what: Callable[[], str], remedy: str) -> Iterator[None]:
         raise InputError(f"{what()} ({first_line(error)}); {remedy}") from None
 
 
+NEEDED = ("rich", "tyro", "altair", "vl_convert")  # by the command line and the report
+
+
+def needs_extra(what: str, missing: ImportError | str, extra: str) -> InputError:
+    """What to say where a package of an extra is missing."""
+    name = missing if isinstance(missing, str) else missing.name
+    return InputError(f"{what} needs {name}: install it with pip install 'fairwind[{extra}]'")
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An error for a name that is not among the known ones, with the nearest of them."""
     known = list(known)

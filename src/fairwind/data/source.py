@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairwind.data.federation import Federation
-from fairwind.errors import InputError, damaged, first_line, shown
+from fairwind.errors import InputError, damaged, first_line, needs_extra, shown
 
 Pixels = NDArray[np.uint8]
 Notes = list[str]  # what a reader or a rule did that its user should know
@@ -82,7 +82,7 @@ class Source:
         try:
             from huggingface_hub import snapshot_download
         except ImportError as error:
-            raise needs_extra(error) from None
+            raise needs_extra("reading this data set", error, "data") from None
         try:
             folder = snapshot_download(
                 self.repository, repo_type="dataset", revision=self.revision, allow_patterns=[self.files]
@@ -137,13 +137,6 @@ def named_vectors(path: Path) -> Path:
     return found
 
 
-def needs_extra(error: ImportError) -> InputError:
-    """What to say where a package of the extra is missing."""
-    return InputError(
-        f"reading this data set needs {error.name}: install it with pip install 'fairwind[data]'"
-    )
-
-
 def sha256(file: Path) -> str:
     """The digest of a file."""
     with open(file, "rb") as content:
@@ -173,7 +166,7 @@ def parquet(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[st
     try:
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise needs_extra(error) from None
+        raise needs_extra("reading this data set", error, "data") from None
     row = 0
     bad = damaged(lambda: f"{file}, after row {row}, is damaged or no parquet", AGAIN)
     with bad, pq.ParquetFile(file) as content:
@@ -210,7 +203,7 @@ def _decoded(where: str, cell: Any, like: "Like") -> Pixels:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise needs_extra(error) from None
+        raise needs_extra("reading this data set", error, "data") from None
     # Pillow reads many formats, some by other programs, and warns of large images before it decodes them.
     with damaged(lambda: f"{where}: no readable image", AGAIN), warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, first_line, unknown
+from fairwind.errors import InputError, first_line, needs_extra, unknown
 from fairwind.files import read_json, write_json
 from fairwind.recipe import Recipe, in_words
 from fairwind.results import Evaluated
@@ -179,7 +179,7 @@ def _named(spec: str) -> tuple[str, Tracker]:
         raise unknown("tracker", kind, KINDS)
     for module in KINDS[kind].needs:
         if find_spec(module) is None:
-            raise InputError(f"{kind} needs {module}: install it with pip install 'fairwind[track]'")
+            raise needs_extra(kind, module, "track")
     folder = (Path(place) if place else RUNS / kind).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
