@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
 
 # From the bottom up: a package or module may import what comes before it, and itself.
 LAYERS = (
+    ("hints",),
     ("errors", "files", "counter", "contract", "scores", "simplex", "spec", "run_folder", "progress"),
     ("aggregation",),
     ("metrics", "algorithms", "layers", "data.samples", "testing"),

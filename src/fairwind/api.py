@@ -2,11 +2,12 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from fairwind import setups
 from fairwind.algorithms import REGISTRY, with_sets
@@ -18,6 +19,8 @@ from fairwind.engine.ranks import join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line, in_range
+from fairwind.errors import unknown as unknown_name
+from fairwind.hints import LOCAL, near
 from fairwind.recipe import Recipe
 from fairwind.results import Evaluated, summarise, warnings_of
 from fairwind.run_folder import check_free, explaining, held, holds_run
@@ -65,11 +68,13 @@ def simulate(
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
     track: Given = (),
+    **unknown: Never,
 ) -> Result:
     """Trains a task with one algorithm: "adafedadam:alpha=2", or `fairwind.algorithms.adafedadam(alpha=2)`.
 
     All else is as in `compare`.
     """
+    _refuse(unknown, simulate)
     compared = compare(
         task,
         [algorithm],
@@ -119,6 +124,7 @@ def compare(
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
     track: Given = (),
+    **unknown: Never,
 ) -> Comparison:
     """Trains a task with every algorithm under every seed, all runs stacked.
 
@@ -131,8 +137,9 @@ def compare(
     finished one is loaded. `after_evaluation` is given the newest metrics of every run, a list of dicts.
     `track` names trackers, such as "mlflow:FOLDER"; or gives `fairwind.Tracker`s of your own.
     """
-    from fairwind.training import help_along, messages, train  # what draws progress takes time to load
+    from fairwind.training import help_along, messages, train
 
+    _refuse(unknown, compare)
     if not isinstance(task, Task):
         raise InputError(
             f"a {type(task).__name__} is not a task: make one with fairwind.Task(model, federation)"
@@ -204,6 +211,16 @@ def compare(
         compared = of_simulation(simulation, results, path)
         tracking.finish(page_of(compared) if tracking.trackers else None)
         return compared
+
+
+def _refuse(given: Mapping[str, object], function: Callable[..., object]) -> None:
+    """Refuses settings that a function does not have, with the one that may be meant."""
+    names = [name for name in signature(function).parameters if name != "unknown"]
+    for name in given:
+        meant = near(name, (*names, *LOCAL))
+        if meant in LOCAL:
+            raise InputError(f"{name!r} is the local solver's: give solver=fairwind.Solver({meant}=…)")
+        raise unknown_name(f"setting of {function.__name__}", name, names)
 
 
 def page_of(compared: Comparison) -> Path | None:

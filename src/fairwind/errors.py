@@ -1,10 +1,11 @@
 """The one error a user's input can raise."""
 
-import difflib
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+
+from fairwind.hints import near
 
 # Line breaks, escape sequences, marks that turn the direction of text, halves of characters, and none.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -38,10 +39,10 @@ def needs_extra(what: str, missing: ImportError | str, extra: str) -> InputError
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """An error for a name that is not among the known ones, with the nearest of them."""
+    """An error for a name that is not among the known ones, with the one that may be meant."""
     known = list(known)
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    meant = near(name, known)
+    hint = f"did you mean {meant!r}? " if meant else ""
     return InputError(f"unknown {kind} {name!r}: {hint}known: {', '.join(known)}")
 
 

@@ -89,7 +89,7 @@ def explaining(path: Path, again: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not Path(str(error.filename)).is_relative_to(path):
+        if error.filename is not None and not Path(str(error.filename)).is_relative_to(path):
             raise  # something of the user's
         if identity(path) is None:
             raise moved(path) from error
@@ -101,7 +101,8 @@ def explaining(path: Path, again: str = "") -> Iterator[None]:
             safe = f"the checkpoint of round {int(saved)}" if saved.isdigit() else "the recipe"
             go_on = again or shlex.join(["fairwind", "resume", str(path)])
             advice = f"{safe} is safe: {then}, then go on with: {go_on}"
-        raise InputError(f"{error.strerror or error}: {error.filename}; {advice}") from error
+        where = f": {error.filename}" if error.filename is not None else ""
+        raise InputError(f"{error.strerror or error}{where}; {advice}") from error
 
 
 def _full(error: OSError) -> bool:

@@ -10,7 +10,19 @@ import tyro
 
 from fairwind import algorithms, setups
 from fairwind.cli.finishing import finish
-from fairwind.cli.options import Epochs, Folder, LocalSolver, Number, Whole
+from fairwind.cli.options import (
+    Count,
+    Epochs,
+    Folder,
+    LocalSolver,
+    Names,
+    Number,
+    Seconds,
+    Seeds,
+    Share,
+    Whole,
+    described,
+)
 from fairwind.cli.terminal import say
 from fairwind.directory import RunDirectory
 from fairwind.engine.precision import Precision
@@ -32,6 +44,7 @@ SETTINGS = (  # options of a comparison
 )
 
 
+@described
 @dataclass(frozen=True)
 class Compare:
     """Train with several algorithms under several seeds, and show how each client fares.
@@ -53,10 +66,10 @@ class Compare:
     """Folder of prepared data (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
     clients: Whole = None
     """Number of clients of a setup; the same as SETUP:clients=…"""
-    algorithms: tuple[str, ...] = algorithms.PAPER
+    algorithms: Names = algorithms.PAPER
     """Algorithms to compare; parameters follow a colon, as in adafedadam:alpha=2,warmup=0. One of your own is
     FILE.py:NAME of a fairwind.Algorithm. A set is named paper, fair, accelerated or all."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Seeds = (0, 1, 2)
     """Seeds of initial weights, batch order and participation; every algorithm runs under each."""
     rounds: Whole = None
     """Communication rounds (the task's own if not given)."""
@@ -78,13 +91,13 @@ class Compare:
     """What the local learning rate is multiplied by after every round."""
     epochs: Epochs = None
     """Local epochs a round; two numbers, as in --epochs 1 3, are drawn between for each client and round."""
-    participation: float = 1.0
+    participation: Share = 1.0
     """Share of the clients that train in a round."""
     clients_per_round: Whole = None
     """Number of clients that train in a round, instead of a share."""
     probe_samples: Whole = None
     """Samples on which clients measure loss and gradient before training (all if not given)."""
-    eval_every: int = 10
+    eval_every: Count = 10
     """Rounds between evaluations of all clients on their test samples."""
     target: Number = None
     """Stop early once the average of every run has reached this."""
@@ -108,9 +121,9 @@ class Compare:
     """Threads that share the clients out on a CPU (one for each core if not given)."""
     out: Folder = None
     """Directory for the results (runs/NAME-TIME if not given)."""
-    checkpoint_every: float = 30
-    """Seconds between checkpoints: what a kill may cost."""
-    track: tuple[str, ...] = ()
+    checkpoint_every: Seconds = 30
+    """Time between checkpoints: what a kill may cost."""
+    track: Names = ()
     """Trackers that show the rounds, each as NAME or NAME:FOLDER: tensorboard, mlflow, wandb (offline)."""
 
     def run(self) -> None:

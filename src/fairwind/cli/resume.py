@@ -5,10 +5,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from fairwind.cli.finishing import finish, show
-from fairwind.cli.options import Folder
+from fairwind.cli.options import Directory, Folder, Seconds, described
 from fairwind.cli.terminal import err, say
 from fairwind.directory import RunDirectory, check_whole, damaged
 from fairwind.engine.ranks import find
@@ -21,14 +19,15 @@ from fairwind.tracking import Tracking
 from fairwind.training import help_along
 
 
+@described
 @dataclass(frozen=True)
 class Resume:
     """Go on with a comparison that was stopped or killed; the results are the same bits."""
 
-    directory: tyro.conf.Positional[Path]
+    directory: Directory
     """The comparison's directory."""
-    checkpoint_every: float = 30
-    """Seconds between checkpoints: what a kill may cost."""
+    checkpoint_every: Seconds = 30
+    """Time between checkpoints: what a kill may cost."""
     cache: Folder = None
     """Folder of prepared data (the one the comparison began with if not given)."""
 
@@ -59,11 +58,12 @@ class Resume:
         return None
 
 
+@described
 @dataclass(frozen=True)
 class Report:
     """Write a finished comparison's report page and figures anew, and show its table."""
 
-    directory: tyro.conf.Positional[Path]
+    directory: Directory
     """The comparison's directory."""
 
     def run(self) -> None:

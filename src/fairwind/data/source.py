@@ -58,16 +58,21 @@ class Source:
     vectors: bool = False  # whether words have pretrained vectors
 
     def locate(self, folder: Path, vectors: Path | None = None) -> "Found":
-        """The first layout that the folder holds, and a file of word vectors."""
+        """The first layout that the folder holds, and a file of word vectors; a single file may be named."""
+        single, folder = (folder, folder.parent) if folder.is_file() else (None, folder)
         if not folder.is_dir():
-            raise InputError(f"data folder {folder} does not exist, or is not a folder")
+            raise InputError(f"data folder {folder} does not exist")
         if vectors is not None and not self.vectors:
             raise InputError("word vectors (--glove) are for text; this setup has none")
         table = None
         if self.vectors:
             table = named_vectors(vectors) if vectors is not None else find_vectors(folder)
         for layout in self.layouts:
-            found = {f for p in layout.patterns for f in folder.glob(p) if f.is_file()} - {table}
+            if single is not None:
+                kinds = {Path(pattern).suffix for pattern in layout.patterns} - {""}
+                found = {single} if single.suffix in kinds else set()
+            else:
+                found = {f for p in layout.patterns for f in folder.glob(p) if f.is_file()} - {table}
             files = sorted(f for f in found if not any(f.match(name) for name in layout.without))
             if files:
                 return Found(folder, layout, tuple(files), table)
@@ -75,6 +80,8 @@ class Source:
         for layout in self.layouts:
             layouts.setdefault(layout.name, []).extend(layout.patterns)
         known = "; ".join(f"{name} ({', '.join(patterns)})" for name, patterns in layouts.items())
+        if single is not None:
+            raise InputError(f"{single} is a file of another kind; give a folder that holds one of: {known}")
         raise InputError(f"data folder {folder} holds none of: {known}")
 
     def download(self) -> Path:
