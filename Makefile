@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo paper-smoke test test-slow test-crash test-flower test-nvflare test-data lint bench clean
+.PHONY: setup demo paper-smoke test test-slow test-crash test-flower test-nvflare test-track test-data lint coverage package bench clean
 
 setup: $(VENV)/.ready
 
@@ -41,6 +41,13 @@ test-crash: setup  ## kills at every operation on the file system, damage to eve
 test-flower: setup $(VENV)/.flower  ## a real federation: SuperLink and SuperNodes with TLS and authentication, kills
 	$(BIN)/python -m pytest -q -m flower
 
+$(VENV)/.track: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[track]'
+	touch $@
+
+test-track: setup $(VENV)/.track  ## MLflow and Weights & Biases, offline, read back
+	$(BIN)/python -m pytest -q -m track tests/test_tracking.py
+
 NVFLARE := .venvs/nvflare
 
 $(NVFLARE)/.ready: pyproject.toml constraints.txt  # of its own: NVFLARE pins exact versions of what it needs
@@ -59,6 +66,17 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+coverage: setup $(VENV)/.flower  ## which lines of src the tests run, commands and worker processes included
+	rm -rf htmlcov .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest -q
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage html --quiet
+	$(BIN)/python -m coverage report --skip-covered --sort=cover
+
+package: setup  ## dist/: the wheel and the source distribution
+	rm -rf dist
+	$(BIN)/python -m build --quiet
 
 bench: setup  ## the engine beside a bare loop; benchmarks/ has more: busy, peers, scale, precision
 	$(BIN)/python benchmarks/engine.py

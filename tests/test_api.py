@@ -1,6 +1,7 @@
 import math
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ def test_public_names() -> None:
         "Solver",
         "Stateless",
         "Task",
+        "Tracked",
+        "Tracker",
         "algorithms",
         "compare",
         "load",
@@ -46,6 +49,25 @@ def test_public_names() -> None:
     ]
     assert list(fw.algorithms.REGISTRY)[:5] == ["fedavg", "fedadam", "fednova", "qfedavg", "adafedadam"]
     assert all(getattr(fw.algorithms, name) is build for name, build in fw.algorithms.REGISTRY.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lr": 0.1}, "'lr' is the local solver's: give solver=fairwind.Solver\\(lr=…\\)"),
+        ({"learning_rate": 0.1}, "Solver\\(lr=…\\)"),
+        ({"epochs": 2}, "Solver\\(epochs=…\\)"),
+        ({"batch_size": 2}, "Solver\\(batch_size=…\\)"),
+        ({"num_rounds": 2}, "unknown setting of {}.*did you mean 'rounds'"),
+        ({"fraction": 0.1}, "did you mean 'participation'"),
+        ({"wind": 9}, "unknown setting of {} 'wind': known: task, algorithm"),
+    ],
+)
+@pytest.mark.parametrize("function", [fw.simulate, fw.compare])
+def test_a_setting_by_another_name_is_told_where_it_belongs(function: Any, given: Any, words: str) -> None:
+    task = fw.Task(make_model, make_federation([12, 30]))
+    with pytest.raises(fw.InputError, match=words.format(function.__name__)):
+        function(task, "fedavg", **given)
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("own_*.py")), ids=lambda path: path.stem)

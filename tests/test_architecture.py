@@ -10,7 +10,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
 
 # From the bottom up: a package or module may import what comes before it, and itself.
 LAYERS = (
-    ("errors", "files", "counter", "contract", "scores", "simplex", "spec", "run_folder"),
+    ("hints",),
+    ("errors", "files", "counter", "contract", "scores", "simplex", "spec", "run_folder", "progress"),
     ("aggregation",),
     ("metrics", "algorithms", "layers", "data.samples", "testing"),
     ("data", "models"),
@@ -20,7 +21,7 @@ LAYERS = (
     ("recipe",),
     ("results",),
     ("directory",),
-    ("comparison", "training", "exchange"),
+    ("comparison", "training", "tracking", "exchange"),
     ("flower", "nvflare"),
     ("api",),
     ("study", "paper"),

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from command import ENV, called, fairwind
+from fairwind import __version__ as fairwind_version
 from fairwind import algorithms
+from fairwind.cli import COMMANDS
 from fairwind.engine.compiling import compiler_found
 
 QUICK = ["--compile", "off", "--checkpoint-every", "0", "--eval-every", "2"]
@@ -253,7 +256,28 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         ),
         (["compare", "--solver", "adagrad"], ["'adagrad'", "--solver", "nesterov"]),
         (["compare", "--rounds"], ["Missing value", "--rounds"]),
-        (["resume"], ["PATH", "fairwind resume --help"]),
+        (["resume"], ["DIR is missing; see 'fairwind resume --help'"]),
+        (["data"], ["TASK is missing; see 'fairwind data --help'"]),
+        (["compare", "--eval-every", "ten"], ["--eval-every: 'ten' is not a whole number"]),
+        (["compare", "--participation", "half"], ["--participation: 'half' is not a number"]),
+        (["compare", "--seeds", "0", "a"], ["--seeds: 'a' is not a whole number"]),
+        (["compare", "--engine", "fast"], ["--engine: 'fast' is not one of 'auto', 'stacked', 'loop'"]),
+        (["compare", "--checkpoint-every", "-1"], ["checkpoint_every=-1.0 is out of range"]),
+        (["sweep", "no.toml", "--checkpoint-every", "-1"], ["checkpoint_every=-1.0 is out of range"]),
+        (["paper", "alpha", "--checkpoint-every", "-1"], ["checkpoint_every=-1.0 is out of range"]),
+        (["compare", "--learning-rate", "1"], ["did you mean '--lr'?"]),
+        (["compare", "--local-epochs", "1"], ["did you mean '--epochs'?"]),
+        (["compare", "--gpu", "0"], ["did you mean '--device'?"]),
+        (["compare", "--algorithm", "fedavg"], ["did you mean '--algorithms'?"]),
+        (["compare", "--algorithms", "Q-FedAvg"], ["did you mean 'qfedavg'?"]),
+        (
+            ["compare", "--algorithms", "fedavg:epochs=3"],
+            ["setting of all runs: --epochs", "fairwind.Solver"],
+        ),
+        (["compare", "synthetic:batch_size=3"], ["setting of all runs: --batch-size", "fairwind.Solver"]),
+        (["compare", "synthetic:num_rounds=3"], ["setting of all runs: --rounds"]),
+        (["--verion"], ["unknown option '--verion': did you mean '--version'?"]),
+        (["completion", "tcsh"], ["'tcsh' is not one of 'bash', 'zsh', 'fish'"]),
         (["compar"], ["unknown command 'compar'", "did you mean 'compare'"]),
         (["compare", "--participation", "101"], ["participation=101", "clients_per_round"]),
         (["compare", "--device", "abacus"], ["device 'abacus'"]),
@@ -269,6 +293,63 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 ) -> None:
     assert_refused(called(*arguments, cwd=tmp_path), *words)
     assert list(tmp_path.iterdir()) == []  # and leaves nothing behind
+
+
+@pytest.mark.parametrize("name", ["fedbn", "moon", "feddc"])
+def test_an_algorithm_that_is_not_here_is_not_taken_for_another(name: str) -> None:
+    """They share three letters with half of all algorithms."""
+    said = called("compare", "--algorithms", name).stderr
+    assert f"unknown algorithm {name!r}: known: fedavg" in said
+
+
+@pytest.mark.parametrize("words", [["--help"], ["help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_reads_as_a_person_would_write_it(words: list[str]) -> None:
+    done = called(*words)
+    assert done.returncode == 0
+    for ugly in ("None", "STR]", "...]", "(default: )", "default: False", "tuple"):
+        assert ugly not in done.stdout
+    text = [line.strip("│ ") for line in done.stdout.splitlines()]
+    assert not [line for line in text if line in ("all); or your own task:", "hub's is downloaded.")]
+
+
+def test_help_and_version_by_other_names() -> None:
+    assert called("help", "resume").stdout == called("resume", "--help").stdout
+    assert called("-V").stdout == called("--version").stdout == f"fairwind {fairwind_version}\n"
+
+
+TYPED = """
+source ./script
+COMP_WORDS=(fairwind {words}) COMP_CWORD={number}
+_tyro_fairwind
+printf '%s\\n' "${{COMPREPLY[@]}}"
+[[ ${{#COMPREPLY[@]}} -eq 0 || -n "${{COMPREPLY[0]}}" ]]
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("comp", {"compare", "completion"}),
+        ("compare --par", {"--participation"}),
+        ("compare --engine st", {"stacked"}),
+        ("compare --precision b", {"bf16"}),
+        ("resume scr", set()),  # bash's own: names of files
+    ],
+)
+def test_bash_completes_commands_options_and_choices(words: str, found: set[str], tmp_path: Path) -> None:
+    script = called("completion", "bash").stdout
+    assert "\ncomplete -o default -F _tyro_fairwind fairwind\n" in script
+    (tmp_path / "script").write_text(script)
+    typed = TYPED.format(words=words, number=len(words.split()))
+    done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == found, done.stderr
+    assert found or done.stdout == "\n"
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script_too(shell: str) -> None:
+    assert "fairwind" in called("completion", shell).stdout
 
 
 def test_nothing_is_overwritten(finished: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from conftest import CLASSES, FEATURES
 from fairwind import cli
 from fairwind.errors import InputError
 from fairwind.files import CLIENTS, HISTORY, MODELS, RESULTS
-from fairwind.run_folder import held, new_directory
+from fairwind.run_folder import explaining, held, new_directory
 from forked import bits, strays
 
 SMALL = "synthetic:clients=6,features=5,classes=3"
@@ -290,3 +290,16 @@ def test_a_checkpoint_nested_too_deep_falls_back_to_the_one_before(copy: Path, f
         compare(copy)
     assert bits(copy) == bits(finished)
     assert json.loads((copy / "results.json").read_bytes())["engine"].endswith("the model can be stacked")
+
+
+def test_an_error_that_names_no_file_says_what_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for path in (Path(), tmp_path):
+        full = OSError(errno.ENOSPC, "No space left on device")
+        with pytest.raises(InputError) as caught, explaining(path):
+            raise full
+        assert str(caught.value).startswith("No space left on device; the recipe is safe: make room")
+        assert "None" not in str(caught.value)

@@ -252,3 +252,15 @@ def test_the_glossary_has_every_word_that_a_page_links() -> None:
     assert len(set(linked[ROOT / "README.md"])) >= 5
     for page, words in linked.items():
         assert set(words) <= anchors, page.name
+
+
+def test_the_trackers_page_shows_code_that_works(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tracking.md").read_text()
+    first, own = re.findall(r"```python\n(.*?)```", page, re.S)
+    for code in (first, own):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "shown" / "mine" / "report.html").exists()
+    assert done.stdout.splitlines()[-1] == "finished"

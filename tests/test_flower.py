@@ -112,6 +112,19 @@ def test_stopped_after_any_round_it_ends_as_if_it_had_not_been(task: Task, tmp_p
     assert strategy.evaluations.history == straight.evaluations.history
 
 
+def test_a_tracker_shows_every_round_once_whenever_it_was_stopped(task: Task, tmp_path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for rounds in (1, 2, 4):
+        strategy = strategy_of(task, out=tmp_path / "run", track=f"tensorboard:{tmp_path / 'shown'}")
+        strategy.start(grid_of(task), num_rounds=rounds, timeout=5)
+    events = EventAccumulator(str(tmp_path / "shown" / "run" / "adafedadam:warmup=2" / "0"))
+    events.Reload()
+    found = [(entry.step, pytest.approx(entry.value)) for entry in events.Scalars("worst30")]
+    assert [(line["round"], line["worst30"]) for line in strategy.evaluations.history] == found
+    assert (tmp_path / "shown" / "run" / "report.html").exists()
+
+
 def test_results_and_page_are_a_comparisons(task: Task, tmp_path) -> None:
     strategy = strategy_of(task, out=tmp_path / "run")
     strategy.start(grid_of(task), num_rounds=3, timeout=5)

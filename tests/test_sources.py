@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -380,6 +381,29 @@ def test_a_bad_file_of_vectors_is_named_with_its_line(
     assert "glove.6B.3d.txt" in message
     assert expected in message
     assert not list((tmp_path / "cache").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "make", "pattern"),
+    [
+        ("femnist", layouts.femnist_leaf, "**/all_data*.json"),
+        ("cifar10:clients=2", layouts.cifar_parquet, "**/train*.parquet"),
+        ("sent140", layouts.sent140_csv, "training*.csv"),
+    ],
+)
+def test_a_single_file_may_be_named_instead_of_its_folder(
+    tmp_path: Path, spec: str, make: Any, pattern: str
+) -> None:
+    folder = make(tmp_path / "in")
+    (file,) = folder.glob(pattern)
+    found = [
+        setups.entry(spec, setups.Where(place, None, tmp_path / place.name), print).manifest["digest"]
+        for place in (folder, file)
+    ]
+    assert found[0] == found[1]
+    (tmp_path / "notes.txt").touch()
+    message = refused("data", spec, "--data-dir", tmp_path / "notes.txt", "--cache", tmp_path / "cache")
+    assert "notes.txt is a file of another kind; give a folder that holds one of: " in message
 
 
 def test_words_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:

@@ -196,6 +196,16 @@ setups.entry("femnist", setups.Where(Path({str(folder)!r}), None, Path({str(cach
     assert sorted(cache.iterdir()) == sorted([made.path, other.path])
 
 
+def test_a_cache_that_cannot_be_written_is_found_before_reading(tmp_path: Path, folder: Path) -> None:
+    for file in folder.rglob("*.parquet"):
+        file.write_bytes(b"reading this would fail")
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    with pytest.raises(InputError, match="cannot write to the cache"):
+        setups.entry("femnist", Where(folder, None, tmp_path / "file"), said.append)
+    assert said == []
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match=r"cannot write to the cache .*file.*--cache"):

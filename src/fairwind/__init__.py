@@ -27,6 +27,7 @@ from fairwind.engine.solver import Solver
 from fairwind.errors import InputError
 from fairwind.scores import Score
 from fairwind.task import Task
+from fairwind.tracking import Tracked, Tracker
 
 __all__ = [
     "Algorithm",
@@ -51,6 +52,8 @@ __all__ = [
     "Solver",
     "Stateless",
     "Task",
+    "Tracked",
+    "Tracker",
     "algorithms",
     "compare",
     "load",

@@ -2,11 +2,12 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from fairwind import setups
 from fairwind.algorithms import REGISTRY, with_sets
@@ -17,12 +18,15 @@ from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, in_range
+from fairwind.errors import InputError, first_line, in_range
+from fairwind.errors import unknown as unknown_name
+from fairwind.hints import LOCAL, near
 from fairwind.recipe import Recipe
 from fairwind.results import Evaluated, summarise, warnings_of
 from fairwind.run_folder import check_free, explaining, held, holds_run
 from fairwind.setups import Where
 from fairwind.task import Task
+from fairwind.tracking import Given, Tracking
 
 Algorithms = str | AnyAlgorithm | Sequence[str | AnyAlgorithm] | Mapping[str, str | AnyAlgorithm]
 
@@ -63,11 +67,14 @@ def simulate(
     workers: int | None = None,
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
+    track: Given = (),
+    **unknown: Never,
 ) -> Result:
     """Trains a task with one algorithm: "adafedadam:alpha=2", or `fairwind.algorithms.adafedadam(alpha=2)`.
 
     The other arguments are those of `compare`.
     """
+    _refuse(unknown, simulate)
     compared = compare(
         task,
         [algorithm],
@@ -88,6 +95,7 @@ def simulate(
         workers=workers,
         progress=progress,
         after_evaluation=after_evaluation,
+        track=track,
     )
     return compared.runs[0]
 
@@ -115,6 +123,8 @@ def compare(
     checkpoint_every: float = 30,
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
+    track: Given = (),
+    **unknown: Never,
 ) -> Comparison:
     """Trains a task with every algorithm and seed, all runs together.
 
@@ -125,10 +135,11 @@ def compare(
     With `out`, everything is written into that directory: history, results, trained models, and a checkpoint
     every `checkpoint_every` seconds. The same call resumes an interrupted comparison, with results identical
     bit for bit, and loads a finished one. `after_evaluation` is called with the newest metrics of every run,
-    a list of dicts.
+    a list of dicts. `track` names trackers, such as "mlflow:FOLDER", or is a `fairwind.Tracker` of your own.
     """
-    from fairwind.training import help_along, messages, train  # the progress display is slow to import
+    from fairwind.training import help_along, messages, train
 
+    _refuse(unknown, compare)
     if not isinstance(task, Task):
         raise InputError(
             f"a {type(task).__name__} is not a task: make one with fairwind.Task(model, federation)"
@@ -158,6 +169,7 @@ def compare(
     path = None if out is None else Path(out)
     with ExitStack() as stack:
         first = join().first
+        tracking = Tracking(track if first else ())
         if path is not None and first:
             stack.enter_context(held(path))
             stack.enter_context(explaining(path, f"the same call, with out={str(path)!r}"))
@@ -183,19 +195,41 @@ def compare(
             help_along(simulation)
             return of_simulation(simulation, summarise(simulation, recipe), None)
         again = f"the same call, with out={str(path)!r}" if path is not None else ""
+        stack.enter_context(tracking).begin(simulation, recipe, path)
         train(
             simulation,
             directory,
             console=console,
             every=checkpoint_every,
             again=again,
-            after_evaluation=after_evaluation,
+            after_evaluation=tracking.and_then(after_evaluation),
         )
         if console is None:
             for line in warnings_of(simulation):
                 warnings.warn(line, stacklevel=2)
         results = summarise(simulation, recipe) if directory is None else directory.write_results(simulation)
-        return of_simulation(simulation, results, path)
+        compared = of_simulation(simulation, results, path)
+        tracking.finish(page_of(compared) if tracking.trackers else None)
+        return compared
+
+
+def _refuse(given: Mapping[str, object], function: Callable[..., object]) -> None:
+    """Refuses settings that a function does not have, with the one that may be meant."""
+    names = [name for name in signature(function).parameters if name != "unknown"]
+    for name in given:
+        meant = near(name, (*names, *LOCAL))
+        if meant in LOCAL:
+            raise InputError(f"{name!r} is the local solver's: give solver=fairwind.Solver({meant}=…)")
+        raise unknown_name(f"setting of {function.__name__}", name, names)
+
+
+def page_of(compared: Comparison) -> Path | None:
+    """A comparison's report page for its trackers, if it was kept and a page can be made."""
+    try:
+        return None if compared.path is None else compared.report()
+    except (OSError, ImportError, ValueError) as error:
+        warnings.warn(f"no report page for the trackers: {first_line(error)}", stacklevel=3)
+        return None
 
 
 def labelled(given: Algorithms) -> dict[str, AnyAlgorithm | str]:

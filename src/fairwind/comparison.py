@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fairwind.directory import check_whole
 from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, first_line, unknown
+from fairwind.errors import InputError, first_line, needs_extra, unknown
 from fairwind.files import CLIENTS, HISTORY, MODELS, RESULTS, read_json
 from fairwind.metrics import METRICS, OF_GROUPS, Floats, Interval, paired_differences
 
@@ -74,10 +75,12 @@ class Comparison:
         return len(self.runs)
 
     def __repr__(self) -> str:
-        from rich.console import Console
+        try:
+            from rich.console import Console
 
-        from fairwind.report.table import summary_table
-
+            from fairwind.report.table import summary_table
+        except ModuleNotFoundError:  # without the extra for the command line
+            return "\n".join(map(repr, self.runs))
         console = Console(width=96, color_system=None)
         with console.capture() as capture:
             console.print(summary_table(self.results))
@@ -131,15 +134,19 @@ class Comparison:
         """Writes the report page and figures into the directory; returns the page's path."""
         if self.path is None:
             raise InputError("this comparison was not kept: give compare(…, out='runs/NAME') for a report")
-        from fairwind.report import write_report
-
+        try:
+            from fairwind.report import write_report
+        except ModuleNotFoundError as error:
+            raise needs_extra("a report page", error, "cli") from None
         return write_report(self.path)[0]
 
     def _repr_html_(self) -> str:
         """A table, in a notebook."""
-        from fairwind.report.html import measures_table
-        from fairwind.report.table import measures
-
+        try:
+            from fairwind.report.html import measures_table
+            from fairwind.report.table import measures
+        except ModuleNotFoundError:
+            return f"<pre>{escape(repr(self))}</pre>"
         return measures_table(self.results, measures(self.results)[:7])
 
     def _scores_of(self, label: str) -> Floats:

@@ -1,10 +1,11 @@
 """The one error a user's input can raise."""
 
-import difflib
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+
+from fairwind.hints import near
 
 # Line breaks, escape sequences, direction marks, surrogates, noncharacters.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -28,11 +29,20 @@ def damaged(what: Callable[[], str], remedy: str) -> Iterator[None]:
         raise InputError(f"{what()} ({first_line(error)}); {remedy}") from None
 
 
+NEEDED = ("rich", "tyro", "altair", "vl_convert")  # by the command line and the report
+
+
+def needs_extra(what: str, missing: ImportError | str, extra: str) -> InputError:
+    """What to say where a package of an extra is missing."""
+    name = missing if isinstance(missing, str) else missing.name
+    return InputError(f"{what} needs {name}: install it with pip install 'fairwind[{extra}]'")
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """An error for a name that is not among the known ones, with the nearest of them."""
+    """An error for a name that is not among the known ones, with the one that may be meant."""
     known = list(known)
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    meant = near(name, known)
+    hint = f"did you mean {meant!r}? " if meant else ""
     return InputError(f"unknown {kind} {name!r}: {hint}known: {', '.join(known)}")
 
 

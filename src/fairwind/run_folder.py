@@ -52,10 +52,15 @@ def check_free(path: Path) -> None:
         raise InputError(f"{path} is not empty: give another --out, so that nothing is overwritten")
 
 
+def run_name(name: str) -> str:
+    """A name that a folder can have, with the time."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip("-.") or "run"
+    return f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
 def new_directory(name: str) -> Path:
     """A new directory under runs/ for a comparison of that name."""
-    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip("-.") or "run"
-    begun = f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
+    begun = run_name(name)
     for number in range(1, 1000):
         path = RUNS / (begun if number == 1 else f"{begun}-{number}")
         try:
@@ -84,7 +89,7 @@ def explaining(path: Path, again: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not Path(str(error.filename)).is_relative_to(path):
+        if error.filename is not None and not Path(str(error.filename)).is_relative_to(path):
             raise  # something of the user's
         if identity(path) is None:
             raise moved(path) from error
@@ -96,7 +101,8 @@ def explaining(path: Path, again: str = "") -> Iterator[None]:
             safe = f"the checkpoint of round {int(saved)}" if saved.isdigit() else "the recipe"
             go_on = again or shlex.join(["fairwind", "resume", str(path)])
             advice = f"{safe} is safe: {then}, then go on with: {go_on}"
-        raise InputError(f"{error.strerror or error}: {error.filename}; {advice}") from error
+        where = f": {error.filename}" if error.filename is not None else ""
+        raise InputError(f"{error.strerror or error}{where}; {advice}") from error
 
 
 def _full(error: OSError) -> bool:

@@ -144,8 +144,6 @@ def with_clients(spec: str, clients: int | None) -> str:
     """A spec with a number of clients added."""
     if clients is None:
         return spec
-    if "clients" not in find(spec).parameters:
-        raise InputError(f"{spec} has no number of clients to choose")
     if "clients=" in spec:
         raise InputError(f"the number of clients is given twice: in {spec} and by --clients")
     return with_parameters(spec, clients=clients)

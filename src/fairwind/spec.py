@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fairwind.errors import InputError, unknown
+from fairwind.hints import LOCAL, near, setting
 
 T = TypeVar("T")
 Parameters = dict[str, tuple[Any, Any]]  # type and default of each, by name
@@ -31,6 +32,13 @@ def arguments(kind: str, spec: str, registry: Mapping[str, Parameters]) -> dict[
     for item in filter(None, rest.split(",")):
         key, equals, text = item.partition("=")
         if key not in types_of:
+            if near(key, types_of) is None and (meant := setting(key)):
+                option = f"--{meant.replace('_', '-')}"
+                whose = f"solver=fairwind.Solver({meant}=…)" if meant in LOCAL else f"{meant}=…"
+                raise InputError(
+                    f"{key!r} is no parameter of {name}, but a setting of all runs: {option} on the command "
+                    f"line, {whose} in Python"
+                )
             raise unknown(f"parameter of {name}", key, types_of)
         if not equals:
             raise InputError(f"parameter {key!r} of {name} has no value: write {key}=…")

@@ -1,29 +1,66 @@
 """Trains a comparison with progress, checkpoints and results, from Python or the command line."""
 
-import os
 import signal
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import Any, Protocol
 
 from fairwind.directory import RunDirectory
 from fairwind.engine.simulation import Simulation
 from fairwind.results import Evaluated, warnings_of
 
 
-class Messages(Console):
-    """A console on standard error, without markup, that ignores a closed pipe."""
+class Bar(Protocol):
+    """How far training is."""
 
-    def on_broken_pipe(self) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # training goes on
+    def show(self, done: int, rate: str, standing: str) -> None: ...
+
+    def stop(self) -> None: ...
 
 
-def messages() -> Messages:
-    return Messages(stderr=True, highlight=False, markup=False, emoji=False)
+class Console(Protocol):
+    """Where training says how it goes."""
+
+    @property
+    def draws(self) -> bool: ...  # whether a bar is seen: on a terminal, in a notebook
+
+    @property
+    def width(self) -> int: ...
+
+    def print(self, text: str, /, *, soft_wrap: bool = ...) -> None: ...
+
+    def bar(self, total: int, done: int) -> AbstractContextManager[Bar]: ...
+
+
+class Plain:
+    """Lines on standard error, or none; where nothing draws them."""
+
+    draws, width = False, 80
+
+    def __init__(self, *, quiet: bool = False):
+        self.quiet = quiet
+
+    def print(self, text: str, /, *, soft_wrap: bool = True) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def bar(self, total: int, done: int) -> AbstractContextManager[Bar]:
+        return nullcontext(self)
+
+    def show(self, done: int, rate: str, standing: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def messages() -> Console:
+    """Standard error, with a bar where rich is installed."""
+    try:
+        from fairwind.progress import Messages  # which takes time to load
+    except ModuleNotFoundError:
+        return Plain()
+    return Messages()
 
 
 def train(
@@ -41,20 +78,17 @@ def train(
     With a directory, writes a checkpoint every so many seconds, and the history line by line. Ctrl-C or
     SIGTERM saves first and prints how to resume: by `again`. Without a console nothing is printed.
     """
-    console = console or Console(quiet=True)
+    console = console or Plain(quiet=True)
     stop, written = Interrupt(console), len(simulation.history)
     _announce(simulation, directory, console)
 
     def save() -> None:
         if directory is not None and (save_last or not simulation.done):
             directory.save(simulation)
-        if not (console.is_terminal or console.is_jupyter):
+        if not console.draws:
             console.print(f"round {simulation.round} of {simulation.settings.rounds}{_standing(simulation)}")
 
-    with _bar(console) as bar, stop:
-        bar_task = bar.add_task(
-            "rounds", total=simulation.settings.rounds, completed=simulation.round, rate="", standing=""
-        )
+    with console.bar(simulation.settings.rounds, simulation.round) as bar, stop:
 
         def after_round() -> None:
             nonlocal written
@@ -69,7 +103,7 @@ def train(
             rate = simulation.round / max(simulation.seconds, 1e-9)
             shown = f"{rate:.1f}/s" if rate >= 0.5 else f"{1 / rate:.0f} s each"
             standing = _standing(simulation, short=console.width < 110)
-            bar.update(bar_task, completed=simulation.round, rate=shown, standing=standing)
+            bar.show(simulation.round, shown, standing)
             if simulation.ranks.any(stop.asked) and not simulation.done:
                 save()
                 stop.saved = True
@@ -88,7 +122,7 @@ def train(
 
 def help_along(simulation: Simulation) -> None:
     """Trains the remaining rounds on a rank other than 0; rank 0 prints, writes and decides when to stop."""
-    stop = Interrupt(Console(quiet=True))
+    stop = Interrupt(Plain(quiet=True))
 
     def after_round() -> None:
         if simulation.ranks.any(stop.asked) and not simulation.done:
@@ -114,18 +148,6 @@ def _announce(simulation: Simulation, directory: RunDirectory | None, console: C
         soft_wrap=True,
     )
     console.print(str(simulation.choice), soft_wrap=True)
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.fields[standing]}", style="dim"),
-        console=console,
-    )
 
 
 def _standing(simulation: Simulation, *, short: bool = False) -> str:

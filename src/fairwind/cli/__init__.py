@@ -1,20 +1,23 @@
-"""The command line: compare, resume, report, paper, sweep, data, list."""
+"""The command line: compare, resume, report, paper, sweep, data, list, completion."""
 
 import io
 import os
+import re
 import sys
 import time
 import warnings
-from contextlib import redirect_stderr
-from dataclasses import fields
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, fields
 from itertools import dropwhile, takewhile
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
 
 from fairwind import __version__
 from fairwind.cli.catalogue import Data, List
-from fairwind.cli.compare import Compare, Report, Resume
+from fairwind.cli.compare import Compare
+from fairwind.cli.options import described
+from fairwind.cli.resume import Report, Resume
 from fairwind.cli.study import Paper, Sweep
 from fairwind.cli.terminal import err, out
 from fairwind.engine.graphs import out_of_memory
@@ -29,12 +32,32 @@ def _refuse(command: Any, word: str) -> InputError:
     """What to say of a word that the command does not know."""
     if not word.startswith("-"):
         return InputError(f"unexpected argument {word!r}: see --help for what goes where")
-    positional = ("task", "directory", "studies", "file")
+    positional = ("task", "directory", "studies", "file", "shell")
     names = [f.name.replace("_", "-") for f in fields(command) if f.name not in positional]
     return unknown("option", word, ["--" + name for name in names] + ["--help"])
 
 
-COMMANDS = ("compare", "resume", "report", "paper", "sweep", "data", "list")
+@described
+@dataclass(frozen=True)
+class Completion:
+    """Print a script that completes commands and options in a shell: eval "$(fairwind completion bash)"."""
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]
+    """The shell. For zsh, write it to a file named _fairwind in a folder of $fpath; for fish, to
+    ~/.config/fish/completions/fairwind.fish."""
+
+    def run(self) -> None:
+        made = io.StringIO()
+        with redirect_stdout(made), suppress(SystemExit):
+            _read(["--tyro-write-completion", self.shell, "-"])
+        script = made.getvalue()
+        if self.shell == "bash":  # where nothing matches, bash completes names of files
+            script = script.replace("complete -F", "complete -o default -F")
+            script = script.replace("matches+=(", '[[ -n "$completion" ]] && matches+=(')
+        print(script, end="")
+
+
+COMMANDS = ("compare", "resume", "report", "paper", "sweep", "data", "list", "completion")
 Command = (
     Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
@@ -43,21 +66,40 @@ Command = (
     | Annotated[Sweep, tyro.conf.subcommand("sweep")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Completion, tyro.conf.subcommand("completion")]
 )
 
 
-def _parse() -> tuple[Any, list[str]]:
+DESCRIPTION = (
+    "Fast, fair federated learning. 'fairwind COMMAND --help' shows the options of a command, "
+    "'fairwind --version' the version."
+)
+
+CLEARER = (  # what the parser says, and what it should
+    (r"Missing value for argument '(\S+)'\. Expected \d+ values", r"Missing value for \1"),
+    (r"invalid choice ('.*') for argument '(\S+)'\. Expected one of \((.*)\)", r"\2: \1 is not one of \3"),
+    (r"Missing from fairwind \w+: (\S+) .*", r"\1 is missing"),
+)
+
+
+def _read(words: list[str]) -> Any:
+    return tyro.cli(
+        Command,
+        args=words,
+        prog="fairwind",
+        description=DESCRIPTION,
+        return_unknown_args=True,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+
+
+def _parse(words: list[str]) -> tuple[Any, list[str]]:
     """The command the user typed, and the words it does not know."""
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            return tyro.cli(
-                Command,
-                prog="fairwind",
-                description="Fast, fair federated learning.",
-                return_unknown_args=True,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
+            command, rest = _read(words)
+            return command, rest
     except SystemExit as stop:
         if stop.code != 2:
             raise
@@ -65,8 +107,10 @@ def _parse() -> tuple[Any, list[str]]:
         lines = [line.strip("│ ") for line in said.getvalue().splitlines()[1:]]
         inside = takewhile(lambda line: not _rule(line), dropwhile(_rule, lines))
         message = " ".join(inside).partition(" Got errors")[0].removeprefix("Error parsing ")
-        named = f"{sys.argv[1]} " if sys.argv[1] in COMMANDS else ""
-        raise InputError(f"{message.rstrip('.')}; see 'fairwind {named}--help'") from None
+        for said_so, better in CLEARER:
+            message = re.sub(said_so, better, message.rstrip("."))
+        named = f"{words[0]} " if words[0] in COMMANDS else ""
+        raise InputError(f"{message}; see 'fairwind {named}--help'") from None
 
 
 def _rule(line: str) -> bool:
@@ -89,14 +133,17 @@ def main() -> NoReturn:
         err.quiet = True
     warnings.showwarning = lambda message, *_: err.print(f"fairwind: {message}", soft_wrap=True)
     try:
-        if not (words := sys.argv[1:]):
-            sys.argv.append("--help")
-        if words == ["--version"]:
+        words = sys.argv[1:] or ["--help"]
+        if words[0] in ("--version", "-V"):
             out.print(f"fairwind {__version__}")
             sys.exit(0)
-        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        if words[0] == "help":
+            words = [*words[1:2], "--help"]
+        if words[0].startswith("-") and words[0] not in ("--help", "-h"):
+            raise unknown("option", words[0], ("--help", "--version"))
+        if words[0] not in (*COMMANDS, "--help", "-h"):
             raise unknown("command", words[0], COMMANDS)
-        command, rest = _parse()
+        command, rest = _parse(words)
         if rest:
             raise _refuse(command, rest[0])
         if find().first or isinstance(command, Compare | Resume):

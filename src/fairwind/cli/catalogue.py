@@ -8,7 +8,7 @@ import tyro
 from rich.table import Table
 
 from fairwind import algorithms, setups
-from fairwind.cli.options import Folder, Whole
+from fairwind.cli.options import Folder, Whole, described
 from fairwind.cli.terminal import out, say
 from fairwind.references import is_reference, load_task
 from fairwind.setups import Where
@@ -17,6 +17,7 @@ from fairwind.spec import Parameters, parameters
 WIDEST = max(map(len, (*setups.SETUPS, *algorithms.REGISTRY)))
 
 
+@described
 @dataclass(frozen=True)
 class Data:
     """Prepare a setup's data: download or read it, check it, deal it to clients, and keep that in a cache.
@@ -51,6 +52,7 @@ class Data:
             out.print(str(path), soft_wrap=True, markup=False)
 
 
+@described
 @dataclass(frozen=True)
 class List:
     """Show the setups and the algorithms, with their parameters and where they come from."""

@@ -1,51 +1,50 @@
-"""compare, resume and report: several algorithms on one task."""
+"""compare: several algorithms on one task."""
 
 import math
-import shlex
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from safetensors import SafetensorError
 
 from fairwind import algorithms, setups
-from fairwind.cli.options import Epochs, Folder, LocalSolver, Number, Whole
-from fairwind.cli.terminal import err, out, say
-from fairwind.directory import RunDirectory, check_whole, damaged
+from fairwind.cli.finishing import finish
+from fairwind.cli.options import (
+    Count,
+    Epochs,
+    Folder,
+    LocalSolver,
+    Names,
+    Number,
+    Seconds,
+    Seeds,
+    Share,
+    Whole,
+    described,
+)
+from fairwind.cli.terminal import say
+from fairwind.directory import RunDirectory
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find, join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
-from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, first_line, in_range
-from fairwind.files import RESULTS, lock, read_json, sweep
+from fairwind.errors import InputError, in_range
 from fairwind.recipe import Recipe, changed_settings, settings_of
 from fairwind.references import is_reference, load_task
 from fairwind.run_folder import check_free, explaining, held, new_directory
 from fairwind.setups import Where
 from fairwind.task import Task
-from fairwind.training import help_along, train
+from fairwind.tracking import Tracking
+from fairwind.training import help_along
 
 SETTINGS = (  # options of a comparison
-    *(
-        "rounds",
-        "solver",
-        "momentum",
-        "lr",
-        "batch_size",
-        "weight_decay",
-        "clip",
-        "lr_decay",
-        "epochs",
-        "participation",
-        "clients_per_round",
-        "probe_samples",
-    ),
+    *("rounds", "solver", "momentum", "lr", "batch_size", "weight_decay", "clip", "lr_decay", "epochs"),
+    *("participation", "clients_per_round", "probe_samples"),
     *("eval_every", "target", "engine", "device", "compile", "precision", "memory", "data_on", "workers"),
 )
 
 
+@described
 @dataclass(frozen=True)
 class Compare:
     """Train with several algorithms under several seeds, and show how each client fares.
@@ -67,10 +66,10 @@ class Compare:
     """Folder of prepared data (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
     clients: Whole = None
     """Number of clients of a setup; the same as SETUP:clients=…"""
-    algorithms: tuple[str, ...] = algorithms.PAPER
+    algorithms: Names = algorithms.PAPER
     """Algorithms to compare; parameters follow a colon, as in adafedadam:alpha=2,warmup=0. One of your own is
     FILE.py:NAME of a fairwind.Algorithm. A set is named paper, fair, accelerated or all."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Seeds = (0, 1, 2)
     """Seeds of initial weights, batch order and participation; every algorithm runs under each."""
     rounds: Whole = None
     """Communication rounds (the task's own if not given)."""
@@ -92,13 +91,13 @@ class Compare:
     """What the local learning rate is multiplied by after every round."""
     epochs: Epochs = None
     """Local epochs a round; two numbers, as in --epochs 1 3, are drawn between for each client and round."""
-    participation: float = 1.0
+    participation: Share = 1.0
     """Share of the clients that train in a round."""
     clients_per_round: Whole = None
     """Number of clients that train in a round, instead of a share."""
     probe_samples: Whole = None
     """Samples on which clients measure loss and gradient before training (all if not given)."""
-    eval_every: int = 10
+    eval_every: Count = 10
     """Rounds between evaluations of all clients on their test samples."""
     target: Number = None
     """Stop early once the average of every run has reached this."""
@@ -122,8 +121,10 @@ class Compare:
     """Threads that share the clients out on a CPU (one for each core if not given)."""
     out: Folder = None
     """Directory for the results (runs/NAME-TIME if not given)."""
-    checkpoint_every: float = 30
-    """Seconds between checkpoints: what a kill may cost."""
+    checkpoint_every: Seconds = 30
+    """Time between checkpoints: what a kill may cost."""
+    track: Names = ()
+    """Trackers that show the rounds, each as NAME or NAME:FOLDER: tensorboard, mlflow, wandb (offline)."""
 
     def run(self) -> None:
         in_range(0, math.inf, checkpoint_every=self.checkpoint_every)
@@ -131,6 +132,7 @@ class Compare:
         recipe = self.recipe(own)
         recipe.check()
         first = find().first
+        tracking = Tracking(self.track if first else ())
         name = own.name if own is not None else recipe.setup.partition(":")[0]
         path = self.out or (new_directory(name) if first else Path())
         with held(path) if first else nullcontext():
@@ -145,8 +147,7 @@ class Compare:
             with explaining(path):
                 directory = RunDirectory.create(path, vouched, where, str(simulation.choice))
                 directory.write_history(simulation)
-                _train(directory, simulation, self.checkpoint_every)
-            _show(path)
+            finish(directory, simulation, self.checkpoint_every, tracking)
         return None
 
     def _own_task(self) -> Task | None:
@@ -180,76 +181,6 @@ class Compare:
         return f"{name}:alpha={self.alpha:g}" + ("," + rest if colon else "")
 
 
-@dataclass(frozen=True)
-class Resume:
-    """Go on with a comparison that was stopped or killed; the results are the same bits."""
-
-    directory: tyro.conf.Positional[Path]
-    """The comparison's directory."""
-    checkpoint_every: float = 30
-    """Seconds between checkpoints: what a kill may cost."""
-    cache: Folder = None
-    """Folder of prepared data (the one the comparison began with if not given)."""
-
-    def run(self) -> None:
-        in_range(0, math.inf, checkpoint_every=self.checkpoint_every)
-        directory = RunDirectory.open(self.directory)
-        first = find().first
-        with held(self.directory) if first else nullcontext():
-            if directory.finished and not damaged(self.directory):
-                if not first:
-                    return None
-                for line in directory.mend_recipe():
-                    say(f"fairwind: {line}")
-                err.print("finished: nothing is left to train")
-                return _show(self.directory)
-            for change in directory.changed():
-                say(f"fairwind: {change}; the last bits of the results may change with it")
-            simulation = _begun(directory, self.cache)
-            simulation.ranks.meet()  # from here on no other process changes the checkpoints
-            with explaining(self.directory):
-                for line in directory.restore(simulation):
-                    say(f"fairwind: {line}")
-                if not first:
-                    return help_along(simulation)
-                err.print(f"going on at round {simulation.round} of {simulation.settings.rounds}")
-                _train(directory, simulation, self.checkpoint_every)
-            _show(self.directory)
-        return None
-
-
-@dataclass(frozen=True)
-class Report:
-    """Write a finished comparison's report page and figures anew, and show its table."""
-
-    directory: tyro.conf.Positional[Path]
-    """The comparison's directory."""
-
-    def run(self) -> None:
-        if not (self.directory / RESULTS).exists():
-            RunDirectory.open(self.directory)  # refuses what is no run
-            raise InputError(
-                f"{self.directory} has no results yet: finish it with 'fairwind resume {self.directory}'"
-            )
-        with lock(self.directory) as mine:
-            check_whole(self.directory)
-            if mine:
-                sweep(self.directory)
-            _show(self.directory)
-
-
-def _begun(directory: RunDirectory, cache: Path | None) -> Simulation:
-    """The simulation of a run that was begun, if its task still is what it was."""
-    task = directory.task(cache)
-    simulation = directory.recipe.build(task)
-    differs = directory.recipe.differs(directory.recipe.vouched(task, simulation))
-    if differs and (is_reference(directory.recipe.setup) or differs.startswith("algorithm")):
-        raise InputError(
-            f"{directory.path} began with another {differs}: undo that, or begin anew in another directory"
-        )
-    return simulation
-
-
 def _load(spec: str, where: Where) -> Task:
     """A setup's task, with a line on what its data is where it comes from files."""
     task = setups.task(spec, where, say, join())
@@ -259,27 +190,3 @@ def _load(spec: str, where: Where) -> Task:
         say("; ".join([f"{federation.name}, from {files}", *federation.origin.get("notes", [])]))
         say("measuring every client's loss before training")
     return task
-
-
-def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: float) -> None:
-    """The rounds that are left, then the results."""
-    again = shlex.join(["fairwind", "resume", str(directory.path)])
-    train(simulation, directory, console=err, every=checkpoint_every, again=again)
-    directory.write_results(simulation)
-
-
-def _show(path: Path) -> None:
-    """The page, and the table on the terminal."""
-    from fairwind.report import summary_table, write_report  # charts need a second to load
-
-    try:
-        write_report(path)
-        out.print(summary_table(read_json(path / RESULTS)))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
-        why = about or first_line(error)
-        again = shlex.join(["fairwind", "report", str(path)])
-        raise InputError(
-            f"the report of {path} cannot be written: {why}; the results are safe, and '{again}' tries again"
-        ) from error
-    out.print(f"report: {path / 'report.html'}", soft_wrap=True, markup=False)

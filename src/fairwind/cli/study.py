@@ -1,5 +1,6 @@
 """paper and sweep: studies of many runs, the paper's or one's own."""
 
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import tyro
 from rich.table import Table
 
 from fairwind import setups
-from fairwind.cli.options import Folder
+from fairwind.cli.options import Folder, Folders, Names, Seconds, Seeds, described
 from fairwind.cli.terminal import err, out, say
 from fairwind.data import store
 from fairwind.data.federation import Federation
@@ -23,7 +24,7 @@ from fairwind.engine.ranks import find
 from fairwind.engine.settings import Settings, Switch, resolve
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import environment
-from fairwind.errors import InputError, positive, unknown
+from fairwind.errors import InputError, in_range, unknown
 from fairwind.files import write_json
 from fairwind.paper import theory
 from fairwind.paper.studies import STUDIES, THEORY, Scale, scaled
@@ -33,6 +34,7 @@ from fairwind.study import run as train_job
 from fairwind.training import train as train_rounds
 
 
+@described
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How the runs of a study are trained, and where they go."""
@@ -47,16 +49,16 @@ class Training:
     """Compile the local step; auto does where a compiler is found and the runs are long enough."""
     precision: Precision = "auto"
     """How local steps are computed, unless the study fixes it: float32, tf32, bf16 or auto."""
-    setups: tuple[str, ...] = ()
+    setups: Names = ()
     """Train only these setups, such as synthetic or cifar10:beta=0.1 (all if not given)."""
-    seeds: tuple[int, ...] = ()
+    seeds: Seeds = ()
     """Train only these seeds (all if not given)."""
-    runs: tuple[Path, ...] = ()
+    runs: Folders = ()
     """Further folders of finished comparisons; what they hold is not trained again."""
     report_only: bool = False
     """Train nothing: write the pages from the runs at hand."""
-    checkpoint_every: float = 30
-    """Seconds between checkpoints: the most work that a kill can lose."""
+    checkpoint_every: Seconds = 30
+    """Time between checkpoints: what a kill may cost."""
 
     def where(self, setup: str) -> Where:
         """Where the files of a setup are."""
@@ -78,7 +80,6 @@ class Training:
 
     def do(self, chosen: list[Study], out_dir: Path) -> None:
         """Trains what is missing of the studies, and writes their pages."""
-        positive(checkpoint_every=self.checkpoint_every)
         for folder in self.runs:
             if not folder.is_dir():
                 raise InputError(f"--runs {folder} is no folder; name one that holds finished comparisons")
@@ -133,6 +134,7 @@ class Training:
         out.print(f"{study.title}: {out_dir / study.name / 'index.html'}", soft_wrap=True, markup=False)
 
 
+@described
 @dataclass(frozen=True, kw_only=True)
 class Paper(Training):
     """Reproduce the paper: its tables, figures and theory, beside the published numbers.
@@ -152,6 +154,7 @@ class Paper(Training):
     """Directory for the runs, pages, figures and LaTeX tables."""
 
     def run(self) -> None:
+        in_range(0, math.inf, checkpoint_every=self.checkpoint_every)
         known = {name: scaled(study, self.scale) for name, study in STUDIES.items()}
         if self.list or not self.studies:
             return self._list(known)
@@ -192,6 +195,7 @@ class Paper(Training):
         out.print(table)
 
 
+@described
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Training):
     """Run a study of your own: a grid of setups, algorithms, settings and seeds from a TOML file."""
@@ -202,6 +206,7 @@ class Sweep(Training):
     """Directory for the runs and the page (runs/NAME, from the file's name, if not given)."""
 
     def run(self) -> None:
+        in_range(0, math.inf, checkpoint_every=self.checkpoint_every)
         study = read_study(self.file)
         self.do([study], self.out or Path("runs") / study.name)
 

@@ -2,10 +2,10 @@
 
 from rich.console import Console
 
-from fairwind.training import messages
+from fairwind.progress import Messages
 
 out = Console(highlight=False)
-err = messages()
+err = Messages()
 
 
 def say(text: str) -> None:

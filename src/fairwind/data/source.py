@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairwind.data.federation import Federation
-from fairwind.errors import InputError, damaged, first_line, shown
+from fairwind.errors import InputError, damaged, first_line, needs_extra, shown
 
 Pixels = NDArray[np.uint8]
 Notes = list[str]  # messages for the user
@@ -58,16 +58,21 @@ class Source:
     vectors: bool = False  # whether words have pretrained vectors
 
     def locate(self, folder: Path, vectors: Path | None = None) -> "Found":
-        """The first layout that the folder holds, and a file of word vectors."""
+        """The first layout that the folder holds, and a file of word vectors; a single file may be named."""
+        single, folder = (folder, folder.parent) if folder.is_file() else (None, folder)
         if not folder.is_dir():
-            raise InputError(f"data folder {folder} does not exist, or is not a folder")
+            raise InputError(f"data folder {folder} does not exist")
         if vectors is not None and not self.vectors:
             raise InputError("word vectors (--glove) are for text; this setup has none")
         table = None
         if self.vectors:
             table = named_vectors(vectors) if vectors is not None else find_vectors(folder)
         for layout in self.layouts:
-            found = {f for p in layout.patterns for f in folder.glob(p) if f.is_file()} - {table}
+            if single is not None:
+                kinds = {Path(pattern).suffix for pattern in layout.patterns} - {""}
+                found = {single} if single.suffix in kinds else set()
+            else:
+                found = {f for p in layout.patterns for f in folder.glob(p) if f.is_file()} - {table}
             files = sorted(f for f in found if not any(f.match(name) for name in layout.without))
             if files:
                 return Found(folder, layout, tuple(files), table)
@@ -75,6 +80,8 @@ class Source:
         for layout in self.layouts:
             layouts.setdefault(layout.name, []).extend(layout.patterns)
         known = "; ".join(f"{name} ({', '.join(patterns)})" for name, patterns in layouts.items())
+        if single is not None:
+            raise InputError(f"{single} is a file of another kind; give a folder that holds one of: {known}")
         raise InputError(f"data folder {folder} holds none of: {known}")
 
     def download(self) -> Path:
@@ -82,7 +89,7 @@ class Source:
         try:
             from huggingface_hub import snapshot_download
         except ImportError as error:
-            raise needs_extra(error) from None
+            raise needs_extra("reading this data set", error, "data") from None
         try:
             folder = snapshot_download(
                 self.repository, repo_type="dataset", revision=self.revision, allow_patterns=[self.files]
@@ -137,13 +144,6 @@ def named_vectors(path: Path) -> Path:
     return found
 
 
-def needs_extra(error: ImportError) -> InputError:
-    """The message if a package of the extra is missing."""
-    return InputError(
-        f"reading this data set needs {error.name}: install it with pip install 'fairwind[data]'"
-    )
-
-
 def sha256(file: Path) -> str:
     """The digest of a file."""
     with open(file, "rb") as content:
@@ -173,7 +173,7 @@ def parquet(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[st
     try:
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise needs_extra(error) from None
+        raise needs_extra("reading this data set", error, "data") from None
     row = 0
     bad = damaged(lambda: f"{file}, after row {row}, is damaged or no parquet", AGAIN)
     with bad, pq.ParquetFile(file) as content:
@@ -210,7 +210,7 @@ def _decoded(where: str, cell: Any, like: "Like") -> Pixels:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise needs_extra(error) from None
+        raise needs_extra("reading this data set", error, "data") from None
     # Pillow reads many formats, some with external programs, and warns about large images before decoding.
     with damaged(lambda: f"{where}: no readable image", AGAIN), warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)

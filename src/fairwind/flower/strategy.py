@@ -24,8 +24,10 @@ from fairwind.exchange.results import FederatedRun
 from fairwind.exchange.server import Aggregator
 from fairwind.flower.nodes import LOG, Nodes
 from fairwind.flower.records import ARRAYS, CONFIG, SHARED, from_content, judged_of, to_arrays, to_record
+from fairwind.run_folder import run_name
 from fairwind.scores import accuracy, as_scores
 from fairwind.task import Task
+from fairwind.tracking import Given, Tracking
 
 
 class AlgorithmStrategy(Strategy):
@@ -45,12 +47,14 @@ class AlgorithmStrategy(Strategy):
         min_nodes: int = 2,
         eval_every: int = 1,
         out: str | Path | None = None,
+        track: Given = (),
     ):
         """For a model, or that of a task.
 
         A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed. With
         `out`, checkpoints, results and the report page go into that directory, and a training that was
-        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean.
+        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `track`
+        names trackers, such as "mlflow:FOLDER".
         """
         whole(1, eval_every=eval_every)
         self.algorithm = algorithms.build(algorithm) if isinstance(algorithm, str) else algorithm
@@ -65,6 +69,7 @@ class AlgorithmStrategy(Strategy):
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
         self.eval_every = eval_every
         self.out = None if out is None else Path(out)
+        self.tracking = Tracking(track)
         self.asked: set[int] = set()
 
     def summary(self) -> None:
@@ -172,11 +177,13 @@ class AlgorithmStrategy(Strategy):
             for line in run.restore() if run else ():
                 LOG.info(line)
             arrays = result.arrays = to_record(self.aggregator.weights())
+            self._begin_tracking()
 
             def evaluate(number: int) -> None:
                 asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
                 found = self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
                 if found is not None:
+                    self.tracking.log(self.evaluations.history[-1:])
                     result.evaluate_metrics_clientapp[number] = found
                 if evaluate_fn is not None and (central := evaluate_fn(number, arrays)) is not None:
                     result.evaluate_metrics_serverapp[number] = central
@@ -197,9 +204,9 @@ class AlgorithmStrategy(Strategy):
                 evaluate(number)
                 if run is not None:
                     run.save()
-            if run is not None:
-                self._report(run)
+            self.tracking.finish(self._report(run) if run is not None else None)
         finally:
+            self.tracking.close()
             if run is not None:
                 run.close()
         return result
@@ -231,11 +238,20 @@ class AlgorithmStrategy(Strategy):
         trained = self.aggregator, self.evaluations
         return FederatedRun(path, *trained, task=self.task, clients_per_round=self.nodes.per_round)
 
-    def _report(self, run: FederatedRun) -> None:
+    def _begin_tracking(self) -> None:
+        evaluations = self.evaluations
+        name = run_name(self.task) if self.out is None else self.out.resolve().name
+        runs = [(evaluations.label, evaluations.seed)]
+        settings = {k: v for k, v in self._owner().items() if k != "parameters"}
+        self.tracking.start(name, settings, runs, evaluations.history, self.out)
+
+    def _report(self, run: FederatedRun) -> Path | None:
         """Results and page, where clients were evaluated."""
         if not self.evaluations.last:
-            return
+            return None
         from fairwind.report import write_report  # what draws takes time to load
 
         run.finish(self.module, engine="Flower")
-        LOG.info("results and page: %s", write_report(run.path)[0])
+        page = write_report(run.path)[0]
+        LOG.info("results and page: %s", page)
+        return page

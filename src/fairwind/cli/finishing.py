@@ -1,0 +1,53 @@
+"""The end of a comparison: the rounds that are left, its results, page and table."""
+
+import shlex
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from fairwind.cli.terminal import err, out
+from fairwind.directory import RunDirectory
+from fairwind.engine.simulation import Simulation
+from fairwind.errors import InputError, first_line
+from fairwind.files import RESULTS, read_json
+from fairwind.run_folder import explaining
+from fairwind.tracking import Tracking
+from fairwind.training import train
+
+
+def finish(
+    directory: RunDirectory, simulation: Simulation, checkpoint_every: float, tracking: Tracking
+) -> None:
+    """The rounds that are left, then the results and the page."""
+    again = shlex.join(["fairwind", "resume", str(directory.path)])
+    with tracking:
+        with explaining(directory.path):
+            tracking.begin(simulation, directory.recipe, directory.path)
+            train(
+                simulation,
+                directory,
+                console=err,
+                every=checkpoint_every,
+                again=again,
+                after_evaluation=tracking.and_then(None),
+            )
+            directory.write_results(simulation)
+        tracking.finish(show(directory.path))
+
+
+def show(path: Path) -> Path:
+    """Writes the page, and the table on the terminal."""
+    from fairwind.report import summary_table, write_report  # charts need a second to load
+
+    try:
+        page = write_report(path)[0]
+        out.print(summary_table(read_json(path / RESULTS)))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
+        why = about or first_line(error)
+        again = shlex.join(["fairwind", "report", str(path)])
+        raise InputError(
+            f"the report of {path} cannot be written: {why}; the results are safe, and '{again}' tries again"
+        ) from error
+    out.print(f"report: {path / 'report.html'}", soft_wrap=True, markup=False)
+    return page

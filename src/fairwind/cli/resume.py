@@ -1,0 +1,91 @@
+"""resume and report: what becomes of a comparison's directory."""
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairwind.cli.finishing import finish, show
+from fairwind.cli.options import Directory, Folder, Seconds, described
+from fairwind.cli.terminal import err, say
+from fairwind.directory import RunDirectory, check_whole, damaged
+from fairwind.engine.ranks import find
+from fairwind.engine.simulation import Simulation
+from fairwind.errors import InputError, in_range
+from fairwind.files import RESULTS, lock, sweep
+from fairwind.references import is_reference
+from fairwind.run_folder import explaining, held
+from fairwind.tracking import Tracking
+from fairwind.training import help_along
+
+
+@described
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a comparison that was stopped or killed; the results are the same bits."""
+
+    directory: Directory
+    """The comparison's directory."""
+    checkpoint_every: Seconds = 30
+    """Time between checkpoints: what a kill may cost."""
+    cache: Folder = None
+    """Folder of prepared data (the one the comparison began with if not given)."""
+
+    def run(self) -> None:
+        in_range(0, math.inf, checkpoint_every=self.checkpoint_every)
+        directory = RunDirectory.open(self.directory)
+        first = find().first
+        with held(self.directory) if first else nullcontext():
+            if directory.finished and not damaged(self.directory):
+                if not first:
+                    return None
+                for line in directory.mend_recipe():
+                    say(f"fairwind: {line}")
+                err.print("finished: nothing is left to train")
+                show(self.directory)
+                return None
+            for change in directory.changed():
+                say(f"fairwind: {change}; the last bits of the results may change with it")
+            simulation = _begun(directory, self.cache)
+            simulation.ranks.meet()  # from here on no other process changes the checkpoints
+            with explaining(self.directory):
+                for line in directory.restore(simulation):
+                    say(f"fairwind: {line}")
+                if not first:
+                    return help_along(simulation)
+            err.print(f"going on at round {simulation.round} of {simulation.settings.rounds}")
+            finish(directory, simulation, self.checkpoint_every, Tracking.resumed(self.directory))
+        return None
+
+
+@described
+@dataclass(frozen=True)
+class Report:
+    """Write a finished comparison's report page and figures anew, and show its table."""
+
+    directory: Directory
+    """The comparison's directory."""
+
+    def run(self) -> None:
+        if not (self.directory / RESULTS).exists():
+            RunDirectory.open(self.directory)  # refuses what is no run
+            raise InputError(
+                f"{self.directory} has no results yet: finish it with 'fairwind resume {self.directory}'"
+            )
+        with lock(self.directory) as mine:
+            check_whole(self.directory)
+            if mine:
+                sweep(self.directory)
+            show(self.directory)
+
+
+def _begun(directory: RunDirectory, cache: Path | None) -> Simulation:
+    """The simulation of a run that was begun, if its task still is what it was."""
+    task = directory.task(cache)
+    simulation = directory.recipe.build(task)
+    differs = directory.recipe.differs(directory.recipe.vouched(task, simulation))
+    if differs and (is_reference(directory.recipe.setup) or differs.startswith("algorithm")):
+        raise InputError(
+            f"{directory.path} began with another {differs}: undo that, or begin anew in another directory"
+        )
+    return simulation

@@ -1,0 +1,221 @@
+"""Trackers: a comparison's rounds in TensorBoard, MLflow or Weights & Biases, or in one of your own."""
+
+import math
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fairwind.engine.simulation import Simulation
+from fairwind.errors import InputError, first_line, needs_extra, unknown
+from fairwind.files import read_json, write_json
+from fairwind.recipe import Recipe, in_words
+from fairwind.results import Evaluated
+from fairwind.run_folder import RUNS, run_name
+
+TRACKING = "tracking.json"  # in a run directory: its trackers, and the id by which they know it
+
+
+class Tracked(NamedTuple):
+    """A comparison, as trackers know it."""
+
+    name: str
+    id: str  # which stays the same when a comparison is resumed
+    settings: dict[str, str]
+    runs: tuple[str, ...]  # their names, algorithm/seed
+
+
+class Tracker(Protocol):
+    """Where a comparison is shown while it trains."""
+
+    def start(self, tracked: Tracked) -> None:
+        """Begins, or goes on with what was begun under the same id."""
+
+    def log(self, run: str, round: int, metrics: Mapping[str, float]) -> None:
+        """A run's metrics after a round. A resumed comparison gives earlier rounds again; none may double."""
+
+    def finish(self, *, complete: bool, page: Path | None) -> None:
+        """Closes. `complete` where no round is left; then `page` is the report, if there is a directory."""
+
+
+def _tensorboard(folder: Path) -> Tracker:
+    from fairwind.tracking.tensorboard import TensorBoard
+
+    return TensorBoard(folder)
+
+
+def _mlflow(folder: Path) -> Tracker:
+    from fairwind.tracking.mlflow import MLflow
+
+    return MLflow(folder)
+
+
+def _wandb(folder: Path) -> Tracker:
+    from fairwind.tracking.wandb import WandB
+
+    return WandB(folder)
+
+
+class Kind(NamedTuple):
+    """A tracker that can be named on a command line."""
+
+    build: Callable[[Path], Tracker]
+    needs: tuple[str, ...]  # modules
+
+
+KINDS = {
+    "tensorboard": Kind(_tensorboard, ("tensorboard",)),
+    "mlflow": Kind(_mlflow, ("mlflow", "sqlalchemy", "alembic")),
+    "wandb": Kind(_wandb, ("wandb",)),
+}
+Given = str | Tracker | Sequence[str | Tracker]
+
+
+class Tracking:
+    """The trackers of a comparison; one that fails is left out with a warning, and training goes on."""
+
+    def __init__(self, given: Given = ()):
+        """`given` are trackers, or their names: "mlflow:FOLDER", or "mlflow", which is runs/mlflow."""
+        several = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
+        self.trackers: dict[str, Tracker] = {}
+        for one in several:
+            name, tracker = _named(one) if isinstance(one, str) else (type(one).__name__, one)
+            self.trackers[name] = tracker
+
+    @classmethod
+    def resumed(cls, path: Path) -> "Tracking":
+        """The trackers that a comparison began with, as far as they are to be had here."""
+        made = cls()
+        for spec in _recorded(path).get("trackers", []):
+            try:
+                made.trackers |= cls(spec).trackers
+            except InputError as error:
+                warnings.warn(f"not tracked any more: {error}", stacklevel=2)
+        return made
+
+    def begin(self, simulation: Simulation, recipe: Recipe, path: Path | None) -> None:
+        """A comparison, with the rounds that are behind it; `path` is its directory."""
+        settings: dict[str, Any] = in_words(asdict(recipe.settings))
+        runs = [(view.label, view.seed) for view in simulation.views]
+        name = run_name(recipe.setup) if path is None else path.resolve().name
+        self.start(name, {"task": recipe.setup, **settings}, runs, simulation.history, path)
+
+    def start(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        runs: Iterable[tuple[str, int]],
+        history: Iterable[Mapping[str, Any]],
+        path: Path | None = None,
+    ) -> None:
+        """The same for whatever has runs and a history."""
+        if not self.trackers:
+            return
+        id = str(_recorded(path).get("id", "")) or uuid.uuid4().hex[:12]
+        if path is not None:
+            kept = {"trackers": [spec for spec in self.trackers if ":" in spec], "id": id}
+            write_json(path / TRACKING, kept)
+        names = tuple(f"{label}/{seed}" for label, seed in runs)
+        tracked = Tracked(name, id, flat(settings), names)
+        self._each(lambda tracker: tracker.start(tracked))
+        self.log(history)
+
+    def log(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Lines of the history, one for each run and evaluated round."""
+        for line in lines:
+            run, round, found = f"{line['algorithm']}/{line['seed']}", int(line["round"]), metrics(line)
+            self._each(partial(_log, run=run, round=round, metrics=found))
+
+    def and_then(self, after_evaluation: Evaluated | None) -> Evaluated:
+        """What to call after an evaluation: the trackers, and a function of the user's."""
+
+        def evaluated(lines: list[dict[str, Any]]) -> None:
+            self.log(lines)
+            if after_evaluation is not None:
+                after_evaluation(lines)
+
+        return evaluated
+
+    def finish(self, page: Path | None = None) -> None:
+        """Closes all, with the report page."""
+        self._each(lambda tracker: tracker.finish(complete=True, page=page))
+        self.trackers = {}
+
+    def __enter__(self) -> "Tracking":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes what is open, where training did not come to its end."""
+        self._each(lambda tracker: tracker.finish(complete=False, page=None))
+        self.trackers = {}
+
+    def _each(self, call: Callable[[Tracker], object]) -> None:
+        for name, tracker in list(self.trackers.items()):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # among the libraries
+                    call(tracker)
+            except Exception as error:  # whatever a library, a disk or a user's class may raise
+                del self.trackers[name]
+                why = f"{type(error).__name__}: {first_line(error)}"
+                warnings.warn(f"{name} failed and is left out: {why}", stacklevel=2)
+
+
+def _log(tracker: Tracker, run: str, round: int, metrics: Mapping[str, float]) -> None:
+    tracker.log(run, round, metrics)
+
+
+def _named(spec: str) -> tuple[str, Tracker]:
+    """A tracker by its name and folder, which is made; and both in full."""
+    kind, _, place = spec.partition(":")
+    if kind not in KINDS:
+        raise unknown("tracker", kind, KINDS)
+    for module in KINDS[kind].needs:
+        if find_spec(module) is None:
+            raise needs_extra(kind, module, "track")
+    folder = (Path(place) if place else RUNS / kind).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{uuid.uuid4().hex}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"{kind} cannot write to {folder}: {error.strerror}") from None
+    return f"{kind}:{folder}", KINDS[kind].build(folder)
+
+
+def _recorded(path: Path | None) -> dict[str, Any]:
+    try:
+        return {} if path is None else read_json(path / TRACKING)
+    except (OSError, ValueError):
+        return {}
+
+
+def metrics(line: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a history's line, those of groups and further scores by their paths."""
+    found = {}
+    for name, value in _leaves(line):
+        if name not in ("seed", "round") and isinstance(value, int | float) and math.isfinite(value):
+            found[name] = float(value)
+    return found
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as texts, those of the solver as solver/lr and so on."""
+    return {name: "none" if value is None else str(value) for name, value in _leaves(settings)}
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in content.items():
+        name = prefix + str(key).replace("/", "-")
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{name}/")
+        else:
+            yield name, value
