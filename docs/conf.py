@@ -1,12 +1,13 @@
 """The documentation site: `make docs` builds it into site/, and a warning is an error.
 
-Pages are plain Markdown where possible, so that they read well in the repository, too. Links are resolved here: pages at
-the repository's root are pages of the site, and files outside docs/ become downloads.
+Pages are plain Markdown where possible, so that they read well in the repository, too. Links are resolved
+here: pages at the repository's root are pages of the site, and files outside docs/ become downloads.
 """
 
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ import fairwind
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+sys.path.insert(0, str(DOCS))
+
+from generated import with_generated  # noqa: E402
 
 project = "Fairwind"
 author = "The Fairwind authors"
@@ -25,8 +29,7 @@ release = version = fairwind.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 source_suffix = {".md": "markdown", ".ipynb": "notebook"}
-exclude_patterns = ["figures", "**.ipynb_checkpoints"]
-suppress_warnings = ["toc.empty_glob"]  # of pages in COMING
+exclude_patterns = ["**.ipynb_checkpoints"]
 
 html_theme = "furo"
 html_title = "Fairwind"
@@ -42,6 +45,7 @@ highlight_language = "none"
 
 myst_heading_anchors = 4
 
+default_role = "literal"  # of docstrings, where `x` is code
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -49,7 +53,7 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 80
 
 PROJECT = ("README", "DESIGN", "CONTRIBUTING", "CHANGELOG")  # docs/project/NAME.md shows the root's NAME.md
-COMING = ("glossary.md", "report.md", "tracking.md")  # links to these are text until the pages are there
+COMING = ("glossary.md", "report.md", "tracking.md")  # left out of links and contents until they are there
 LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|#|\w+:)([^()#\s]+)(#[^()\s]*)?\)")
 
 
@@ -59,6 +63,9 @@ def read_source(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname.startswith("project/"):
         base = ROOT
         source[0] = (ROOT / f"{docname.removeprefix('project/').upper()}.md").read_text()
+    if docname == "index":
+        absent = [page.removesuffix(".md") for page in COMING if not (DOCS / page).exists()]
+        source[0] = re.sub(rf"^({'|'.join(absent)})\n", "", source[0], flags=re.M) if absent else source[0]
 
     def resolved(link: re.Match[str]) -> str:
         text, target, anchor = link.groups()
@@ -72,7 +79,7 @@ def read_source(app: Sphinx, docname: str, source: list[str]) -> None:
         scheme = "" if place.is_relative_to(DOCS) else "path:"
         return f"[{text}]({scheme}{os.path.relpath(place, to)}{anchor or ''})"
 
-    source[0] = LINK.sub(resolved, source[0])
+    source[0] = LINK.sub(resolved, with_generated(source[0]))
 
 
 class Notebook(Parser):  # type: ignore[misc]
@@ -96,8 +103,8 @@ def markdown(cell: dict[str, Any]) -> list[str]:
         if "image/png" in data:
             picture = "".join(data["image/png"]).replace("\n", "")
             found.append(f"![{cell['metadata'].get('alt', 'chart')}](data:image/png;base64,{picture})")
-        else:
-            found.append(f"```output\n{''.join(data['text/plain'])}\n```")
+        elif text := "".join(data["text/plain"]).strip("\n"):
+            found.append(f"```output\n{text}\n```")
     return found
 
 

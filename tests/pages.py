@@ -6,9 +6,9 @@
 - An `output` block is what the Python block before it prints.
 - Blocks of other kinds (`bash`, `toml`, `json`, …) are read, not run.
 
-Shown and printed text must agree line by line; spaces and empty lines do not count, and neither do progress bars,
-which go to stderr. `…` stands for anything in a line, and alone in a line for any number of lines. Numbers with a decimal
-point agree within 1 % or one unit of their last digit: other processors round differently.
+Shown and printed text must agree line by line; spaces and empty lines do not count, and neither do progress
+bars, which go to stderr. `…` stands for anything in a line, and alone in a line for any number of lines. Numbers
+with a decimal point agree within 1 % or one unit of their last digit: other processors round differently.
 """
 
 import io
@@ -26,7 +26,7 @@ DECIMAL = re.compile(r"-?\d+\.\d+")
 
 
 def follow(page: Path, folder: Path) -> int:
-    """Does all that a page says; AssertionError where it comes out differently. Returns how many blocks ran."""
+    """Does all that a page says, and returns how many blocks ran; AssertionError where it comes out otherwise."""
     sys.path.insert(0, str(folder))  # as where Python was started in that folder
     try:
         return _follow(page, folder)
@@ -48,10 +48,10 @@ def _follow(page: Path, folder: Path) -> int:
         elif kind == "python":
             printed = _execute(code, names, folder, where)
         elif kind == "output":
-            _compare(code, printed, where)
+            compare(code, printed, where)
         elif kind == "console":
-            for command, shown in re.findall(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", code, re.M):
-                _compare(shown, _run(command, folder, where), where)
+            for command, shown in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", code, re.M):
+                compare(shown, _run(command, folder, where), where)
         else:
             continue
         ran += 1
@@ -75,7 +75,8 @@ def _run(command: str, folder: Path, where: str) -> str:
     return done.stdout
 
 
-def _compare(shown: str, printed: str, where: str) -> None:
+def compare(shown: str, printed: str, where: str) -> None:
+    """AssertionError where a page shows something and something else was printed."""
     a, b = (
         [" ".join(line.split()) for line in text.splitlines() if line.strip()] for text in (shown, printed)
     )

@@ -64,7 +64,7 @@ class Federation:
         dataset of PyTorch's that gives (input, target) for a number; each sample is read once. Or it is
         {"train": …, "test": …} of such, which stay as they are.
 
-        A model is called with a tensor as model(x), with a tuple as model(*x), with a dict as model(**x).
+        A model is called with a tensor as `model(x)`, a tuple as `model(*x)`, a dict as `model(**x)`.
         A share `train` of each client's samples (rounded down, at least one) is for training, chosen by
         `seed`; the rest are its test samples. `classes` is one more than the largest label unless given.
         `groups` are labels of the clients, by their names or in their order: metrics are given by group, too.
