@@ -108,7 +108,16 @@ def markdown(cell: dict[str, Any]) -> list[str]:
     return found
 
 
+def shorten(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, given: str | None, back: str | None
+) -> Any:
+    """A signature in which the union of all types of algorithm is called by its name."""
+    union = r"~?fairwind\.contract\.Algorithm\[.*?GramAlgorithm\[[^]]*\]"
+    return re.sub(union, "AnyAlgorithm", given or ""), back
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("autodoc-process-signature", shorten)
     app.add_source_parser(Notebook)
     app.connect("source-read", read_source)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

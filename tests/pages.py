@@ -7,8 +7,9 @@
 - Blocks of other kinds (`bash`, `toml`, `json`, …) are read, not run.
 
 Shown and printed text must agree line by line; spaces and empty lines do not count, and neither do progress
-bars, which go to stderr. `…` stands for anything in a line, and alone in a line for any number of lines. Numbers
-with a decimal point agree within 1 % or one unit of their last digit: other processors round differently.
+bars, which go to stderr. `…` stands for anything in a line, and alone in a line for any number of lines.
+Numbers with a decimal point agree within 1 % or one unit of their last digit: other processors round
+differently.
 """
 
 import io
@@ -26,7 +27,7 @@ DECIMAL = re.compile(r"-?\d+\.\d+")
 
 
 def follow(page: Path, folder: Path) -> int:
-    """Does all that a page says, and returns how many blocks ran; AssertionError where it comes out otherwise."""
+    """Does all that a page says, and returns how many blocks ran, or raises AssertionError."""
     sys.path.insert(0, str(folder))  # as where Python was started in that folder
     try:
         return _follow(page, folder)
