@@ -108,15 +108,21 @@ def markdown(cell: dict[str, Any]) -> list[str]:
     return found
 
 
-def shorten(
-    app: Sphinx, what: str, name: str, thing: Any, options: Any, given: str | None, back: str | None
-) -> Any:
+def shorten(app: Sphinx, what: str, name: str, *signature: Any) -> tuple[str | None, str | None]:
     """A signature in which the union of all types of algorithm is called by its name."""
     union = r"~?fairwind\.contract\.Algorithm\[.*?GramAlgorithm\[[^]]*\]"
-    return re.sub(union, "AnyAlgorithm", given or ""), back
+    given, back = (part and re.sub(union, "AnyAlgorithm", part) for part in signature[-2:])
+    return given, back
+
+
+def drop_aliases(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Says nothing of fields of named tuples that have nothing said about them."""
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("autodoc-process-docstring", drop_aliases)
     app.connect("autodoc-process-signature", shorten)
     app.add_source_parser(Notebook)
     app.connect("source-read", read_source)

@@ -21,6 +21,7 @@ class Task:
     """A module, whose weights are where training begins; or a function that makes one, with weights drawn by
     the seed of each run."""
     federation: Federation
+    """The clients and their samples."""
     _: KW_ONLY
     loss: Any = cross_entropy
     """A function of outputs and targets that gives each sample's loss (B,), or a loss of PyTorch's."""
@@ -30,6 +31,7 @@ class Task:
     solver: Solver = field(default_factory=Solver)
     """How clients train."""
     rounds: int = 100
+    """Rounds of training, unless a call says otherwise."""
     name: str = ""
     """What results are called by; the federation's name if not given."""
     source: str = field(default="", repr=False)
