@@ -50,6 +50,7 @@ add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False
 python_maximum_signature_line_length = 80
 
 PROJECT = ("README", "DESIGN", "CONTRIBUTING", "CHANGELOG")  # docs/project/NAME.md shows the root's NAME.md
