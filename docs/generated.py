@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
@@ -32,7 +33,8 @@ def command_help(command: str) -> str:
     asked = patch.object(sys, "argv", ["fairwind", command, "--help"])
     with asked, patch.dict(os.environ, COLUMNS="88"), redirect_stdout(said), suppress(SystemExit):
         main()
-    return f"```text\n{said.getvalue().rstrip()}\n```"
+    lines = [part for line in said.getvalue().splitlines() for part in textwrap.wrap(line, 88) or [""]]
+    return "\n".join(["```text", *lines, "```"])
 
 
 def schema_table(name: str) -> str:
