@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo paper-smoke test test-slow test-crash test-flower test-nvflare test-track test-data lint coverage package bench clean
+.PHONY: setup demo docs paper-smoke test test-slow test-crash test-flower test-nvflare test-track test-data lint coverage package bench clean
 
 setup: $(VENV)/.ready
 
@@ -29,7 +29,14 @@ $(VENV)/.flower: $(VENV)/.ready  # on top, so that the demo does not pay for it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flower,privacy]'
 	touch $@
 
-test: setup $(VENV)/.flower
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs  ## the documentation site, into site/: open site/index.html
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs site
+
+test: setup $(VENV)/.flower $(VENV)/.docs
 	$(BIN)/python -m pytest -q -n 2
 
 test-slow: setup
@@ -82,4 +89,4 @@ bench: setup  ## the engine beside a bare loop; benchmarks/ has more: busy, peer
 	$(BIN)/python benchmarks/engine.py
 
 clean:
-	rm -rf $(VENV) $(NVFLARE) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(NVFLARE) site .mypy_cache .ruff_cache .pytest_cache

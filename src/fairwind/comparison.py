@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 class Result:
     """A trained model, and each client's results with it."""
 
-    algorithm: str
-    seed: int
-    metrics: dict[str, float | None]  # docs/metrics.md; accuracies in percent
-    score: Tensor  # (K,) each client's test score, accuracies in percent; NaN without test samples
-    loss: Tensor  # (K,) each client's mean test loss
-    scores: dict[str, Tensor]  # (K,) every score by name
-    rounds: list[int]  # the evaluated rounds
-    curve: Tensor  # (evaluated rounds, K) each client's score
-    history: list[dict[str, Any]]  # the metrics after each evaluated round
-    state_dict: dict[str, Tensor]  # of the trained model
-    left_out: int  # contributions left out because a number was not finite
-    stalled_rounds: int  # rounds in which the model did not change because no client was usable
-    groups: dict[str, dict[str, Any]] = field(default_factory=dict)  # by label: clients, avg
-    worst_group: str | None = None  # of groups, the one with the worst average
+    algorithm: str  #: Its spec, or the name it was given.
+    seed: int  #: Of initial weights, batch order and participation.
+    metrics: dict[str, float | None]  #: By name, as in docs/metrics.md; accuracies in percent.
+    score: Tensor  #: (K,) Each client's test score, accuracies in percent; NaN without test samples.
+    loss: Tensor  #: (K,) Each client's mean test loss.
+    scores: dict[str, Tensor]  #: (K,) Every score by name.
+    rounds: list[int]  #: The evaluated rounds.
+    curve: Tensor  #: (evaluated rounds, K) Each client's score.
+    history: list[dict[str, Any]]  #: The metrics after each evaluated round.
+    state_dict: dict[str, Tensor]  #: Of the trained model.
+    left_out: int  #: Contributions left out because a number was not finite.
+    stalled_rounds: int  #: Rounds in which the model stayed because no client was usable.
+    groups: dict[str, dict[str, Any]] = field(default_factory=dict)  #: By label: clients, avg.
+    worst_group: str | None = None  #: Of groups, the one with the worst average.
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{k} {self.metrics[k]:.4g}" for k in ("avg", "worst30") if self.metrics.get(k))
@@ -50,9 +50,9 @@ class Result:
 class Comparison:
     """Several algorithms under several seeds on one task, trained."""
 
-    results: dict[str, Any]  # as in results.json
-    runs: list[Result]
-    clients: list[str]  # their names
+    results: dict[str, Any]  #: The content of results.json.
+    runs: list[Result]  #: One for each algorithm and seed.
+    clients: list[str]  #: Their names.
     path: Path | None = None
     """The directory, if it was kept in one."""
     groups: list[str] = field(default_factory=list)

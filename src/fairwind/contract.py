@@ -31,13 +31,13 @@ Probe = Literal["none", "loss", "gradient"]
 class Report(NamedTuple):
     """The report of one client after local training, or of K clients as (K,) tensors."""
 
-    size: Tensor  # S_k, training samples
-    steps: Tensor  # τ_k, local steps taken; ‖a_k‖₁ with momentum; NaN if steps are not sums of gradients
-    lr: Tensor  # η_k, the local learning rate
-    update_norm: Tensor  # ‖δ_k‖, δ_k = x_t − x_k (always a descent direction)
-    loss: Tensor  # F_k(x_t), before training; NaN unless the probe is "loss" or "gradient"
-    loss0: Tensor  # F_k(x_0); defined for the same probes
-    grad_norm: Tensor  # ‖∇F_k(x_t)‖, before training; NaN unless the probe is "gradient"
+    size: Tensor  #: S_k, training samples
+    steps: Tensor  #: τ_k, local steps taken; ‖a_k‖₁ with momentum; NaN if steps are not sums of gradients
+    lr: Tensor  #: η_k, the local learning rate
+    update_norm: Tensor  #: ‖δ_k‖, δ_k = x_t − x_k (always a descent direction)
+    loss: Tensor  #: F_k(x_t), before training; NaN unless the probe is "loss" or "gradient"
+    loss0: Tensor  #: F_k(x_0); defined for the same probes
+    grad_norm: Tensor  #: ‖∇F_k(x_t)‖, before training; NaN unless the probe is "gradient"
 
 
 class Contribution(NamedTuple, Generic[Sums]):
@@ -55,9 +55,10 @@ class Algorithm(NamedTuple, Generic[State, Sums]):
     changes must be in the state, not in Python variables.
     """
 
-    init: Callable[[Tensor], State]  # x_0 -> state
+    init: Callable[[Tensor], State]  #: x_0 -> state
     client: Callable[[Report], Contribution[Sums]]
-    server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]  # x, state, Σcoef·δ (float64), sums
+    server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]
+    """From x, the state, Σcoef·δ (float64) and the sums."""
     probe: Probe
     name: str = ""
     """Its name in results; for built-in algorithms it includes the parameters."""
@@ -69,9 +70,9 @@ class Local(NamedTuple, Generic[State]):
     y is the client's model, x the one it received, and ℓ the mean loss of the batch.
     """
 
-    scale: float | Callable[[Tensor], Tensor] = 1.0  # s, a number or elementwise over clients
-    pull: float = 0.0  # μ
-    shared: Callable[[State], Tensor] | None = None  # the server's part of u, the same for all clients
+    scale: float | Callable[[Tensor], Tensor] = 1.0  #: s, a number or elementwise over clients
+    pull: float = 0.0  #: μ
+    shared: Callable[[State], Tensor] | None = None  #: the server's part of u, the same for all clients
 
 
 class LocalAlgorithm(NamedTuple, Generic[State, Sums]):
@@ -96,16 +97,16 @@ class Change(NamedTuple):
 class Memory(NamedTuple):
     """A vector (P,) that each client keeps between rounds; it starts at zero."""
 
-    factor: float  # factor · memory is added to u
-    change: Callable[[Report], Change]  # elementwise over clients
+    factor: float  #: factor · memory is added to u
+    change: Callable[[Report], Change]  #: elementwise over clients
 
 
 class MemoryAlgorithm(NamedTuple, Generic[State, Sums]):
     """An algorithm whose clients keep a vector; the server also gets the sum of its changes."""
 
-    init: Callable[[Tensor, int], State]  # x_0, and how many clients there are -> state
+    init: Callable[[Tensor, int], State]  #: x_0, and how many clients there are -> state
     client: Callable[[Report], Contribution[Sums]]
-    server: Callable[[Tensor, State, Tensor, Sums, Tensor], tuple[Tensor, State]]  # …, Σ change (P,)
+    server: Callable[[Tensor, State, Tensor, Sums, Tensor], tuple[Tensor, State]]  #: …, Σ change (P,)
     probe: Probe
     local: Local[State]
     memory: Memory
@@ -120,8 +121,8 @@ class GradientAlgorithm(NamedTuple, Generic[State, Sums]):
 
     init: Callable[[Tensor], State]
     client: Callable[[Report], Contribution[Sums]]
-    server: Callable[[Tensor, State, Tensor, Sums, Tensor], tuple[Tensor, State]]  # …, mean gradient (P,)
-    local: Local[State]  # its scale must be a number if steps are corrected
+    server: Callable[[Tensor, State, Tensor, Sums, Tensor], tuple[Tensor, State]]  #: …, mean gradient (P,)
+    local: Local[State]  #: its scale must be a number if steps are corrected
     corrected: bool = False
     probe: Probe = "gradient"
     name: str = ""
@@ -134,25 +135,25 @@ class PersonalAlgorithm(NamedTuple, Generic[State, Sums]):
     client: Callable[[Report], Contribution[Sums]]
     server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]
     probe: Probe
-    pull: float  # λ
+    pull: float  #: λ
     name: str = ""
 
 
 class Cohort(NamedTuple):
     """The usable clients of a round."""
 
-    client: Tensor  # (n,) their indices among all clients
-    report: Report  # of (n,) tensors
+    client: Tensor  #: (n,) their indices among all clients
+    report: Report  #: of (n,) tensors
 
 
 class CohortAlgorithm(NamedTuple, Generic[State]):
     """An algorithm whose server sees all reports of a round before it weights the clients."""
 
-    init: Callable[[Tensor, int], State]  # x_0, and how many clients there are -> state
-    weigh: Callable[[State, Cohort], tuple[Tensor, State]]  # -> coefficients of their updates (n,), new state
-    server: Callable[[Tensor, State, Tensor], tuple[Tensor, State]]  # x, state, Σcoef·δ (float64)
+    init: Callable[[Tensor, int], State]  #: x_0, and how many clients there are -> state
+    weigh: Callable[[State, Cohort], tuple[Tensor, State]]  #: -> coefficients of updates (n,), new state
+    server: Callable[[Tensor, State, Tensor], tuple[Tensor, State]]  #: x, state, Σcoef·δ (float64)
     probe: Probe
-    also: Callable[[State], Tensor] | None = None  # an additional model (P,) to evaluate: an average
+    also: Callable[[State], Tensor] | None = None  #: an additional model (P,) to evaluate: an average
     name: str = ""
 
 

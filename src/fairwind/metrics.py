@@ -117,9 +117,9 @@ def _signed(sign: int, value: float) -> float:
 class Interval(NamedTuple):
     """A difference, and the 95 % confidence interval around it."""
 
-    difference: float
-    low: float
-    high: float
+    difference: float  #: The first less the second.
+    low: float  #: Lower end of the interval.
+    high: float  #: Upper end.
 
 
 def paired_differences(

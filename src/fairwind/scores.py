@@ -20,9 +20,11 @@ class Score:
     """How a client is scored: the mean of one number per test sample, or a function of all of them."""
 
     name: str
+    """What results call it."""
     per_sample: PerSample
     """One number for each sample, or S of them, from outputs and targets."""
     kind: Kind = "higher"
+    """Which is better, "higher" or "lower"; or "accuracy": a share of right answers, shown in percent."""
     per_client: PerClient | None = None
     """Each client's score from the numbers of all samples, ordered by client; None is their mean."""
 
@@ -106,6 +108,7 @@ def _right(outputs: Any, targets: Tensor) -> Tensor:
 
 
 accuracy = Score("accuracy", _right, "accuracy")
+"""Share of right answers, in percent."""
 
 
 def _counts(outputs: Any, targets: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ class Task:
     """A module, with whose weights training starts; or a function that creates one, with initial weights
     drawn from each run's seed."""
     federation: Federation
+    """The clients and their samples."""
     _: KW_ONLY
     loss: Any = cross_entropy
     """A function of outputs and targets that returns each sample's loss (B,), or one of PyTorch's losses."""
@@ -30,6 +31,7 @@ class Task:
     solver: Solver = field(default_factory=Solver)
     """How clients train."""
     rounds: int = 100
+    """Rounds of training, unless a call says otherwise."""
     name: str = ""
     """Its name in results; the federation's name if not given."""
     source: str = field(default="", repr=False)

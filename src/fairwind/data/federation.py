@@ -64,7 +64,7 @@ class Federation:
         PyTorch dataset that returns (input, target) for an index; each sample is read once. Or it is
         {"train": …, "test": …} of these, which keeps your own split.
 
-        A model is called with a tensor as model(x), with a tuple as model(*x), with a dict as model(**x).
+        A model is called with a tensor as `model(x)`, a tuple as `model(*x)`, a dict as `model(**x)`.
         A share `train` of each client's samples (rounded down, at least one) is for training, chosen by
         `seed`; the rest are its test samples. `classes` is one more than the largest label unless given.
         `groups` are labels of the clients, a dict by name or a list: metrics are then also given by group.

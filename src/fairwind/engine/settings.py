@@ -28,7 +28,9 @@ class Settings:
     """How to train, the same for every run of a simulation."""
 
     rounds: int = 100
+    """Rounds of training."""
     solver: Solver = field(default_factory=Solver)
+    """How clients train."""
     participation: float = 1.0
     """Share of the clients that train in a round."""
     clients_per_round: int | None = None
@@ -36,12 +38,14 @@ class Settings:
     probe_samples: int | None = None
     """Samples of a probe, which measures loss and gradient before training; None is all, as for F(x⁰)."""
     eval_every: int = 10
+    """Rounds between evaluations of all clients on their test samples."""
     target: float | None = None
     """Average score at which training stops early, once every run has reached it."""
     engine: Engine = "auto"
     """Train all clients of all runs at once (stacked) or one after another (loop); "auto" chooses the faster
     one that can train the model."""
     device: str = "auto"
+    """"cpu", "cuda", "cuda:1", and so on; "auto" takes a GPU where there is one."""
     compile: Switch = "auto"
     """Compile the stacked step; "auto" does if a compiler is found and the run is long enough."""
     precision: Precision = "auto"

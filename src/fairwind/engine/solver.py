@@ -17,18 +17,18 @@ Rate = Tensor | float
 class Solver:
     """Mini-batch SGD, Adam, AdamW or RMSprop; momentum and moments start at zero in every round."""
 
-    lr: float = 0.01  # η_k
-    momentum: float = 0.0  # ρ, of SGD and RMSprop
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    batch_size: int = 10
+    lr: float = 0.01  #: Learning rate, η_k.
+    momentum: float = 0.0  #: ρ, of SGD and RMSprop.
+    nesterov: bool = False  #: Whether SGD's momentum is Nesterov's.
+    weight_decay: float = 0.0  #: Of AdamW decoupled from the gradient, else added to it.
+    batch_size: int = 10  #: Samples in a batch; the last of an epoch may have fewer.
     epochs: int | tuple[int, int] = 1
     """Local epochs a round; a pair (low, high) is drawn uniformly for each client and round."""
     optimizer: Method | Callable[..., torch.optim.Optimizer] = "sgd"
     """A name, or any class of torch.optim, called as optimizer(parameters, lr=…), which cannot be stacked."""
-    betas: tuple[float, float] = (0.9, 0.999)  # Adam's
-    eps: float = 1e-8  # Adam's and RMSprop's
-    smoothing: float = 0.99  # RMSprop's α
+    betas: tuple[float, float] = (0.9, 0.999)  #: Adam's.
+    eps: float = 1e-8  #: Adam's and RMSprop's.
+    smoothing: float = 0.99  #: RMSprop's α.
     clip: float | None = None
     """Gradient clipping: the largest norm of a batch's gradient."""
     lr_decay: float = 1.0
