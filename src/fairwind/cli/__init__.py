@@ -14,7 +14,8 @@ import tyro
 
 from fairwind import __version__
 from fairwind.cli.catalogue import Data, List
-from fairwind.cli.compare import Compare, Report, Resume
+from fairwind.cli.compare import Compare, Resume
+from fairwind.cli.report import Report
 from fairwind.cli.study import Paper, Sweep
 from fairwind.cli.terminal import err, out
 from fairwind.engine.graphs import out_of_memory

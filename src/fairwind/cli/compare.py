@@ -1,4 +1,4 @@
-"""compare, resume and report: several algorithms on one task."""
+"""compare and resume: several algorithms on one task."""
 
 import math
 import shlex
@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from safetensors import SafetensorError
 
 from fairwind import algorithms, setups
 from fairwind.cli.options import Epochs, Folder, LocalSolver, Number, Whole
-from fairwind.cli.terminal import err, out, say
-from fairwind.directory import RunDirectory, check_whole, damaged
+from fairwind.cli.report import show
+from fairwind.cli.terminal import err, say
+from fairwind.directory import RunDirectory, damaged
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find, join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
 from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, first_line, in_range
-from fairwind.files import RESULTS, lock, read_json, sweep
+from fairwind.errors import InputError, in_range
 from fairwind.recipe import Recipe, changed_settings, settings_of
 from fairwind.references import is_reference, load_task
 from fairwind.run_folder import check_free, explaining, held, new_directory
@@ -146,7 +145,7 @@ class Compare:
                 directory = RunDirectory.create(path, vouched, where, str(simulation.choice))
                 directory.write_history(simulation)
                 _train(directory, simulation, self.checkpoint_every)
-            _show(path)
+            show(path)
         return None
 
     def _own_task(self) -> Task | None:
@@ -202,7 +201,7 @@ class Resume:
                 for line in directory.mend_recipe():
                     say(f"fairwind: {line}")
                 err.print("finished: nothing is left to train")
-                return _show(self.directory)
+                return show(self.directory)
             for change in directory.changed():
                 say(f"fairwind: {change}; the last bits of the results may change with it")
             simulation = _begun(directory, self.cache)
@@ -214,28 +213,8 @@ class Resume:
                     return help_along(simulation)
                 err.print(f"going on at round {simulation.round} of {simulation.settings.rounds}")
                 _train(directory, simulation, self.checkpoint_every)
-            _show(self.directory)
+            show(self.directory)
         return None
-
-
-@dataclass(frozen=True)
-class Report:
-    """Write a finished comparison's report page and figures anew, and show its table."""
-
-    directory: tyro.conf.Positional[Path]
-    """The comparison's directory."""
-
-    def run(self) -> None:
-        if not (self.directory / RESULTS).exists():
-            RunDirectory.open(self.directory)  # refuses what is no run
-            raise InputError(
-                f"{self.directory} has no results yet: finish it with 'fairwind resume {self.directory}'"
-            )
-        with lock(self.directory) as mine:
-            check_whole(self.directory)
-            if mine:
-                sweep(self.directory)
-            _show(self.directory)
 
 
 def _begun(directory: RunDirectory, cache: Path | None) -> Simulation:
@@ -266,20 +245,3 @@ def _train(directory: RunDirectory, simulation: Simulation, checkpoint_every: fl
     again = shlex.join(["fairwind", "resume", str(directory.path)])
     train(simulation, directory, console=err, every=checkpoint_every, again=again)
     directory.write_results(simulation)
-
-
-def _show(path: Path) -> None:
-    """The page, and the table on the terminal."""
-    from fairwind.report import summary_table, write_report  # charts need a second to load
-
-    try:
-        write_report(path)
-        out.print(summary_table(read_json(path / RESULTS)))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
-        why = about or first_line(error)
-        again = shlex.join(["fairwind", "report", str(path)])
-        raise InputError(
-            f"the report of {path} cannot be written: {why}; the results are safe, and '{again}' tries again"
-        ) from error
-    out.print(f"report: {path / 'report.html'}", soft_wrap=True, markup=False)

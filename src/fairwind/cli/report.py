@@ -1,0 +1,76 @@
+"""report: the page of a comparison, finished or still going, and its table."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from safetensors import SafetensorError
+
+from fairwind.cli.terminal import out, say
+from fairwind.directory import check_whole
+from fairwind.errors import InputError, first_line
+from fairwind.files import RESULTS, lock, sweep
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write a comparison's report page and figures anew, and show its table.
+
+    Of a comparison that is still going, or was stopped, an interim page is written: interim.html.
+    """
+
+    directory: tyro.conf.Positional[Path]
+    """The comparison's directory."""
+    live: bool = False
+    """Serve the page of a comparison that is still going on 127.0.0.1, where it refreshes by itself. Stops
+    when the comparison ends, or at Ctrl-C, which leaves the comparison alone."""
+
+    def run(self) -> None:
+        if (self.directory / RESULTS).exists():
+            return self._finished()
+        from fairwind.report.interim import write_interim
+        from fairwind.report.live import follow
+
+        record, path = write_interim(self.directory)
+        say(record.state)
+        if self.live and record.running:
+            try:
+                follow(self.directory, say)
+            except KeyboardInterrupt:
+                say("no longer followed; the comparison goes on")
+                return None
+            if (self.directory / RESULTS).exists():
+                return self._finished()
+        out.print(f"interim report: {path}", soft_wrap=True, markup=False)
+        return None
+
+    def _finished(self) -> None:
+        with lock(self.directory) as mine:
+            check_whole(self.directory)
+            if mine:
+                sweep(self.directory)
+            show(self.directory)
+
+
+def show(path: Path) -> None:
+    """The page, and the table on the terminal."""
+    from fairwind.report.finding import best_shown  # charts need a second to load
+    from fairwind.report.page import write_page
+    from fairwind.report.paired import paired
+    from fairwind.report.record import read_record
+    from fairwind.report.table import summary_table
+
+    try:
+        record = read_record(path)
+        found = paired(record)
+        write_page(path, record, found)
+        out.print(summary_table(record.results, best_shown(record, found)))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
+        why = about or first_line(error)
+        again = shlex.join(["fairwind", "report", str(path)])
+        raise InputError(
+            f"the report of {path} cannot be written: {why}; the results are safe, and '{again}' tries again"
+        ) from error
+    out.print(f"report: {path / 'report.html'}", soft_wrap=True, markup=False)
