@@ -37,7 +37,7 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
         "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
         | in_words(dataclasses.asdict(simulation.settings)),
         "engine": str(simulation.choice),
-        "scores": [{"name": score.name, "kind": score.kind} for score in simulation.scores],
+        "scores": _scores(simulation),
         "environment": environment(simulation.settings.device),
         "federation": described(simulation),
         "data": recipe.data,
@@ -50,6 +50,15 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
             "client_steps_per_second": simulation.client_steps / seconds,
         },
     }
+
+
+def about(simulation: Simulation) -> dict[str, Any]:
+    """What a page of an unfinished comparison must know beside its recipe and history."""
+    return {"scores": _scores(simulation), "federation": described(simulation)}
+
+
+def _scores(simulation: Simulation) -> list[dict[str, Any]]:
+    return [{"name": score.name, "kind": score.kind} for score in simulation.scores]
 
 
 def described(simulation: Simulation) -> dict[str, Any]:

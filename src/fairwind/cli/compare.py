@@ -142,7 +142,7 @@ class Compare:
                 return help_along(simulation)
             vouched = recipe.vouched(task, simulation)
             with explaining(path):
-                directory = RunDirectory.create(path, vouched, where, str(simulation.choice))
+                directory = RunDirectory.create(path, vouched, where, simulation)
                 directory.write_history(simulation)
                 _train(directory, simulation, self.checkpoint_every)
             show(path)

@@ -8,9 +8,9 @@ import tyro
 from safetensors import SafetensorError
 
 from fairwind.cli.terminal import out, say
-from fairwind.directory import check_whole
+from fairwind.directory import check_begun, check_whole
 from fairwind.errors import InputError, first_line
-from fairwind.files import RESULTS, lock, sweep
+from fairwind.files import RESULTS, is_held, lock, sweep
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,20 @@ class Report:
     def run(self) -> None:
         if (self.directory / RESULTS).exists():
             return self._finished()
-        from fairwind.report.interim import write_interim
+        from fairwind.report.interim import write_interim  # charts need a second to load
         from fairwind.report.live import follow
 
-        record, path = write_interim(self.directory)
-        say(record.state)
-        if self.live and record.running:
+        check_begun(self.directory)
+        if self.live and is_held(self.directory):
             try:
                 follow(self.directory, say)
             except KeyboardInterrupt:
-                say("no longer followed; the comparison goes on")
-                return None
+                return say("no longer followed; the run goes on")
             if (self.directory / RESULTS).exists():
                 return self._finished()
-        out.print(f"interim report: {path}", soft_wrap=True, markup=False)
-        return None
+        record, path = write_interim(self.directory)
+        say(record.state)
+        return out.print(f"interim report: {path}", soft_wrap=True, markup=False)
 
     def _finished(self) -> None:
         with lock(self.directory) as mine:

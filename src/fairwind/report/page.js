@@ -35,11 +35,11 @@ function keyless(part) {  // the legend of the page stands for the charts' own
 
 async function embed(place, spec) {
   const mode = dark.matches ? "dark" : "light";
-  const config = { ...page.themes[mode], aria: false };
-  const options = { config, renderer: "svg", actions: false, tooltip: { theme: mode } };
+  const options = { config: page.themes[mode], renderer: "svg", actions: false, tooltip: { theme: mode } };
   const { view } = await vegaEmbed(place, keyless(structuredClone(spec)), options);
   place.setAttribute("role", "img");
   place.setAttribute("aria-label", spec.description || spec.title || "chart");
+  find("svg", place).setAttribute("aria-hidden", "true");  // thousands of marks, each with a name of its own
   return view;
 }
 

@@ -97,13 +97,16 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
 
 def _facts(results: Results) -> dict[str, str]:
     federation, seeds = results["federation"], seed_count(results)
-    return {
-        "federation": federation["name"],
-        "clients": f"{federation['clients']:,}",
-        "samples": f"{federation['train_samples']:,} to train, {federation['test_samples']:,} to test",
-        "training samples of a client": (
-            f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
-        ),
+    told = {"federation": federation["name"]}
+    if "clients" in federation:  # older runs say so only when they are finished
+        told |= {
+            "clients": f"{federation['clients']:,}",
+            "samples": f"{federation['train_samples']:,} to train, {federation['test_samples']:,} to test",
+            "training samples of a client": (
+                f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
+            ),
+        }
+    return told | {
         **({"groups": f"{len(federation['groups']):,}"} if "groups" in federation else {}),
         "runs": f"{count(len(results['summary']), 'algorithm')} × {count(seeds, 'seed')}",
         "rounds": f"{max(run['rounds'] for run in results['runs']):,}",

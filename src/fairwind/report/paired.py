@@ -58,11 +58,12 @@ class Paired:
 
     def rivals(self, measure: Measure, first: str) -> list[str]:
         """The algorithms that `first`, the best, is not shown to be ahead of, the nearest first."""
-        means = {row["algorithm"]: (row.get(measure.key) or {}).get("mean") for row in self._summary}
+        given = {row["algorithm"]: (row.get(measure.key) or {}).get("mean") for row in self._summary}
+        means = {label: float(mean) for label, mean in given.items() if mean is not None}
         sign = 1 if measure.best == "highest" else -1
         found = []
         for label, mean in means.items():
-            if label == first or mean is None:
+            if label == first:
                 continue
             tied = f"{mean:.{measure.digits}f}" == f"{means[first]:.{measure.digits}f}"
             between = self.difference(measure.key, first, label)

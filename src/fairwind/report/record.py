@@ -29,6 +29,7 @@ class Record(NamedTuple):
     curves: NDArray[np.float32] | None = None  # (rounds, R, K) these scores
     recipe: Mapping[str, Any] = {}  # recipe.json, as far as it is there
     state: str = ""  # of a run that is not finished: how far it is
+    running: bool = False
 
     @property
     def domain(self) -> list[str]:
