@@ -260,7 +260,7 @@ def _of_federation(directory: Path, owner: dict[str, Any], history: Lines) -> Re
         "federation": {"name": owner.get("task", "")},
     }
     shown = clients if clients is not None and clients.rounds[-1] == at else None
-    return _record(directory, results, history, lines, shown, None, "the same 'flwr run'", {})
+    return _record(directory, results, history, lines, shown, None, "the same training, started again", {})
 
 
 def _score(name: str) -> dict[str, Any]:
