@@ -23,7 +23,7 @@ from fairwind.report.html import (
 from fairwind.report.legend import legend_html, shared
 from fairwind.report.paired import Paired, paired
 from fairwind.report.record import Record, read_record
-from fairwind.report.sizes import clients_in_bin, shown_by_size, sizes
+from fairwind.report.sizes import shown_by_size, sizes, trend_words
 from fairwind.report.table import Results, count, display_name, judged, measures, notes, reading, seed_count
 from fairwind.report.targets import targets_data, targets_section
 from fairwind.report.theme import theme
@@ -72,6 +72,7 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
     results = record.results
     names = [display_name(label) for label in record.labels]
     subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
+    task = results["setup"].rpartition("/")[2]  # of a file its name
     summary = f"<section><h2>Summary</h2>{_summary(record, found)}</section>"
     body = [summary, *_sections(record, specs), how_section(record)]
     data: dict[str, Any] = {"names": names, "percent": record.judged.kind == "accuracy"}
@@ -81,7 +82,7 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
         data |= {"clients": clients_data(record), "client": shared(plain_spec(client_chart(record)))}
     return frame(
         kind="Fairwind report, interim" if record.state else "Fairwind report",
-        title=f"{subject} on {results['setup']}",
+        title=f"{subject} on {task}",
         banner=record.state,
         finding=finding(record, found),
         facts=_facts(results),
@@ -173,8 +174,7 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
         yield section(
             "Against client size",
             "Each dot is a client under an algorithm, as large as the test set behind it: small dots are "
-            f"rough numbers. Lines are means of about {clients_in_bin(record)} clients of similar size. "
-            "Click a dot to open its client."
+            f"rough numbers. {trend_words(record)}Click a dot to open its client."
             + (f" Of {tested:,} clients {some:,} have dots." if some < tested else ""),
             ["sizes"],
         )

@@ -1,5 +1,6 @@
 """Which differences between algorithms are more than noise: seeds and clients redrawn, the same for all."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,9 +13,10 @@ from fairwind.report.record import Record
 from fairwind.report.table import Measure, measures
 
 Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
 
 DRAWS = 1000
-AT_ONCE = 2**24  # numbers of redrawn clients held at a time
+AT_ONCE = 2**18  # counts held at a time, which stay in the cache
 KEYS = (
     *("avg", "std", "worst30", "best30", "avg_weighted", "std_weighted", "std_beyond_noise"),
     *("rsd_error", "jain", "gini", "loss_avg", "loss_worst30"),
@@ -67,7 +69,8 @@ class Paired:
                 continue
             tied = f"{mean:.{measure.digits}f}" == f"{means[first]:.{measure.digits}f}"
             between = self.difference(measure.key, first, label)
-            if tied or between is None or min(sign * between.low, sign * between.high) <= 0:
+            apart = 0.0 if between is None else min(sign * between.low, sign * between.high)
+            if tied or float(f"{apart:.{measure.digits}f}") <= 0:
                 found.append(label)
         return sorted(found, key=lambda label: -sign * means[label])
 
@@ -112,77 +115,79 @@ def paired(record: Record) -> Paired:
         return Paired(record, {}, {}, places)
     score = record.score[there][:, tested].astype(np.float64)
     loss = None if record.loss is None else record.loss[there][:, tested].astype(np.float64)
-    size = record.test_size[tested].astype(np.float64)
+    given = score, loss, record.test_size[tested].astype(np.float64), record.judged.sign
     clients = score.shape[1]
-    parts = []
+    parts = [_measured(np.ones((clients, 1), np.float32), *given)]
     step = max(1, AT_ONCE // clients)
     for begin in range(0, DRAWS, step):
-        counts = draw.multinomial(clients, np.full(clients, 1 / clients), min(step, DRAWS - begin))
-        parts.append(_measured(counts.astype(np.float64), score, loss, size, record.judged.sign))
-    whole = _measured(np.ones((1, clients)), score, loss, size, record.judged.sign)
-    values = {key: np.concatenate([whole[key], *(part[key] for part in parts)]) for key in whole}
+        parts.append(_measured(_redrawn(draw, clients, min(step, DRAWS - begin)), *given))
+    values = {key: np.concatenate([part[key] for part in parts], axis=1).T for key in parts[0]}
     return Paired(record, rows, values, places)
 
 
+def _redrawn(draw: np.random.Generator, clients: int, draws: int) -> Singles:
+    """How often each client is drawn, (K, draws)."""
+    drawn = draw.integers(clients, size=(draws, clients)) * draws + np.arange(draws)[:, None]
+    return np.bincount(drawn.ravel(), minlength=clients * draws).astype(np.float32).reshape(clients, draws)
+
+
 def _measured(
-    counts: Floats, score: Floats, loss: Floats | None, size: Floats, sign: int
+    counts: Singles, score: Floats, loss: Floats | None, size: Floats, sign: int
 ) -> dict[str, Floats]:
-    """The measures (draws, R) over clients that count so often (draws, K): those of `metrics.fairness`."""
+    """The measures (R, draws) over clients that count so often (K, draws): those of `metrics.fairness`."""
     clients = score.shape[1]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        avg, square = counts @ score.T / clients, counts @ (score**2).T / clients
-        weight = (counts @ size)[:, None]
-        weighted = (counts * size) @ score.T / weight
+        avg, square = score @ counts / clients, score**2 @ counts / clients
+        weights = size[:, None] * counts
+        weight = weights.sum(axis=0)
+        weighted = score @ weights / weight
         std = np.sqrt(np.maximum(0, square - avg**2))
         found = {
             "avg": avg,
             "std": std,
             "avg_weighted": weighted,
-            "std_weighted": np.sqrt(np.maximum(0, (counts * size) @ (score**2).T / weight - weighted**2)),
+            "std_weighted": np.sqrt(np.maximum(0, score**2 @ weights / weight - weighted**2)),
             "rsd_error": np.where(avg < 100, std / (100 - avg), 0),
             "jain": np.where(square > 0, avg**2 / square, 1),
             "std_beyond_noise": _beyond_noise(counts, score, size),
         }
-        for key, part in (("worst30", sign), ("best30", -sign)):
-            found[key] = np.stack([_lowest(counts, row, part) for row in score], axis=1)
-        found["gini"] = np.stack([_gini(counts, row) for row in score], axis=1)
+        of_ranks = np.stack([_by_rank(counts, row) for row in score])  # (R, 3, draws)
+        found["worst30"], found["best30"] = (of_ranks[:, 0 if s > 0 else 1] for s in (sign, -sign))
+        found["gini"] = of_ranks[:, 2]
         if loss is not None:
-            found["loss_avg"] = counts @ loss.T / clients
-            found["loss_worst30"] = np.stack([_lowest(counts, row, -1) for row in loss], axis=1)
+            found["loss_avg"] = loss @ counts / clients
+            found["loss_worst30"] = np.stack([_by_rank(counts, row)[1] for row in loss])
     return {key: found[key] for key in KEYS if key in found}
 
 
-def _lowest(counts: Floats, values: Floats, sign: int) -> Floats:
-    """The mean of the lowest 30 % of the clients, or of the highest where the sign is −1: (draws,)."""
-    order = np.argsort(sign * values, kind="stable")
-    wanted = np.ceil(0.3 * len(values) - 1e-9)
-    upto = np.minimum(np.cumsum(counts[:, order], axis=1), wanted)
-    taken = np.diff(upto, axis=1, prepend=0)
-    mean: Floats = taken @ values[order] / wanted
-    return mean
+def _by_rank(counts: Singles, values: Floats) -> Floats:
+    """Means of the lowest and of the highest 30 % of the clients, and Gini: (3, draws).
 
-
-def _gini(counts: Floats, values: Floats) -> Floats:
-    """Half the mean absolute difference of all pairs, over the mean: (draws,)."""
+    Σ x_k·(u_k − u_{k−1}) over the clients in order is summed by parts, as −Σ u_k·(x_{k+1} − x_k) and what
+    stands at the ends: so the one cumulative sum of the counts gives all three.
+    """
     order = np.argsort(values, kind="stable")
-    times, ordered = counts[:, order], values[order]
-    clients = len(values)
-    before = np.cumsum(times, axis=1) - times
-    total = times @ ordered
-    pairs = (times * (2 * before + times - clients)) @ ordered
-    gini: Floats = np.where(total > 0, pairs / (clients * np.where(total > 0, total, 1)), 0)
-    return gini
+    x, clients = values[order], len(values)
+    wanted = math.ceil(0.3 * clients - 1e-9)
+    upto = np.cumsum(counts[order[:-1]], axis=0, dtype=np.float32)  # (K − 1, draws)
+    steps = np.diff(x).astype(np.float32)
+    low = x[-1] - steps @ np.minimum(upto, wanted) / wanted
+    high = x[0] + steps @ np.minimum(clients - upto, wanted) / wanted
+    total = values @ counts
+    pairs = steps @ (upto * (clients - upto))
+    gini = np.where(total > 0, pairs / (clients * np.where(total > 0, total, 1)), 0)
+    return np.stack([low, high, gini]).astype(np.float64)
 
 
-def _beyond_noise(counts: Floats, score: Floats, size: Floats) -> Floats:
+def _beyond_noise(counts: Singles, score: Floats, size: Floats) -> Floats:
     """As in `metrics`: the spread without what binomial sampling explains, clients of one sample left out."""
     several = size > 1
     if not several.any():
-        return np.full((len(counts), len(score)), np.nan)
-    a, n, times = score[:, several] / 100, size[several], counts[:, several]
-    total = np.maximum(1, times.sum(axis=1, keepdims=True))
-    mean = times @ a.T / total
-    variance = times @ (a**2).T / total - mean**2
-    noise = times @ (a * (1 - a) / (n - 1)).T / total
+        return np.full((len(score), counts.shape[1]), np.nan)
+    a, n, times = score[:, several] / 100, size[several], counts[several]
+    total = np.maximum(1, times.sum(axis=0))
+    mean = a @ times / total
+    variance = a**2 @ times / total - mean**2
+    noise = (a * (1 - a) / (n - 1)) @ times / total
     spread: Floats = 100 * np.sqrt(np.maximum(0, variance - noise))
     return spread

@@ -14,6 +14,7 @@ from fairwind.report.table import display_name
 from fairwind.report.theme import DASHES, colour, styles
 
 MAX_DOTS = 3000  # over all algorithms
+FEW = 150  # dots, which may be solid
 BINS = 8  # points of a trend, each of as many clients
 
 
@@ -50,7 +51,7 @@ def sizes(record: Record) -> alt.LayerChart | None:
         .transform_fold([f"a{i}" for i in range(len(names))], as_=["column", "score"])
         .transform_calculate(algorithm=f"{json.dumps(names)}[toNumber(slice(datum.column, 1))]")
         .transform_filter("isValid(datum.score)")
-        .mark_point(filled=True, opacity=0.3, clip=True)
+        .mark_point(filled=True, opacity=0.3 if len(dots) * len(names) > FEW else 0.7, clip=True)
         .encode(
             x=x,
             y=y,
@@ -95,6 +96,8 @@ def trends(record: Record, means: NDArray[np.float64]) -> list[Row]:
     """The mean score of clients of similar size, up to BINS points for each algorithm."""
     rows = []
     for i, label in enumerate(record.labels):
+        if not _bins(int(np.isfinite(means[i]).sum())):
+            continue
         tested = np.flatnonzero(np.isfinite(means[i]))
         order = tested[np.argsort(record.train_size[tested], kind="stable")]
         for part in np.array_split(order, _bins(len(order))):
@@ -114,13 +117,16 @@ def _ticks(values: NDArray[np.int64]) -> list[int]:
 
 
 def _bins(clients: int) -> int:
-    return min(BINS, max(1, clients // 3))
+    """Points of a trend, none of fewer than three clients; a trend of one point is none."""
+    bins = min(BINS, clients // 3)
+    return bins if bins > 1 else 0
 
 
-def clients_in_bin(record: Record) -> int:
-    """How many clients stand behind a point of a trend, about."""
+def trend_words(record: Record) -> str:
+    """What the lines are, where there are any."""
     tested = int(np.isfinite(record.score).any(axis=0).sum())
-    return round(tested / _bins(tested))
+    bins = _bins(tested)
+    return f"Lines are means of about {round(tested / bins)} clients of similar size. " if bins else ""
 
 
 def shown_by_size(record: Record) -> NDArray[np.int64]:

@@ -48,8 +48,11 @@ class Judged(NamedTuple):
 
     def number(self, value: float) -> str:
         """An end of an interval as words say it."""
-        text = f"{value:.1f}" if self.kind == "accuracy" else f"{value:.3g}"
-        return "0.0" if text == "-0.0" else text.replace("-", "−")
+        if self.kind == "accuracy":
+            text = f"{value:.1f}" if abs(value) >= 0.05 else f"{value:.2f}"  # near zero its side counts
+        else:
+            text = f"{value:.3g}"
+        return "0" if float(text) == 0 else text.replace("-", "−")
 
     def gap(self, value: float) -> str:
         """A difference as words say it."""
