@@ -261,8 +261,13 @@ async function open(k) {
   const coarse = page.percent && test ? ` One test sample is ${number(100 / test, 3)} points.` : "";
   find(".about", dialog).textContent = `${group}${c.train[k].toLocaleString("en")} training samples, ${test.toLocaleString("en")} test samples.${coarse}`;
   find("tbody", dialog).replaceChildren(...page.names.map((name, i) => {
-    const row = element("tr");
-    row.append(element("th", name, { scope: "row" }), element("td", score(c.score[i][k])));
+    const row = element("tr"), head = element("th", name, { scope: "row" });
+    const key = all(".key").find((each) => each.dataset.name === name);
+    if (key) {  // the legend is behind the dialog
+      head.style.cssText = key.style.cssText;
+      head.prepend(find("svg", key).cloneNode(true), " ");
+    }
+    row.append(head, element("td", score(c.score[i][k])));
     return row;
   }));
   find(".left-out", dialog).hidden = rows.length > 0;
