@@ -1,7 +1,7 @@
 """Pictures of a report page, for docs/report.md: needs Playwright (the dev extra) and Chromium.
 
-    fairwind compare synthetic --rounds 60 --out runs/screenshots
-    python docs/screenshots.py runs/screenshots
+fairwind compare synthetic --rounds 60 --out runs/screenshots
+python docs/screenshots.py runs/screenshots
 """
 
 import os

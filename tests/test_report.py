@@ -1,6 +1,7 @@
 """The report says what the run directory holds, to everybody, without asking the network for anything."""
 
 import base64
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
+from fairwind.data.federation import Federation
 from fairwind.metrics import fairness, finite, paired_differences
 from fairwind.report import charts, clients, spread, summary_table, write_report
 from fairwind.report.finding import best_shown, finding
@@ -21,7 +24,7 @@ from fairwind.report.paired import paired
 from fairwind.report.record import read_record
 from fairwind.report.table import MEASURES, display_name
 from fairwind.report.theme import PALETTE, styles, theme
-from fairwind.results import summary_of
+from fairwind.results import commonest_answer, summary_of
 
 KEYS = [measure.key for measure in MEASURES]
 HOSTILE = "</script><script>alert('x')</script>\"&[bold]"
@@ -523,3 +526,14 @@ def test_a_tie_is_called_one(tmp_path: Path) -> None:
     assert said.startswith(
         "No difference shown for the worst-off 30 % of clients: FedAvg and AdaFedAdam serve them equally"
     )
+
+
+def test_the_commonest_answer_counts_every_client_alike() -> None:
+    many, few = torch.zeros(80, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
+    clients = {
+        str(k): {"train": (torch.randn(1, 2), y[:1]), "test": (torch.randn(len(y), 2), y)}
+        for k, y in enumerate([many, few, few])
+    }
+    federation = Federation.from_clients(clients)
+    assert commonest_answer(federation) == pytest.approx(100 * 2 / 3)  # class 1, of two clients out of three
+    assert commonest_answer(dataclasses.replace(federation, classes=None)) is None
