@@ -54,7 +54,6 @@ autodoc_inherit_docstrings = False
 python_maximum_signature_line_length = 80
 
 PROJECT = ("README", "DESIGN", "CONTRIBUTING", "CHANGELOG")  # docs/project/NAME.md shows the root's NAME.md
-COMING = ("glossary.md", "report.md", "tracking.md")  # left out of links and contents until they are there
 LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|#|\w+:)([^()#\s]+)(#[^()\s]*)?\)")
 
 
@@ -64,16 +63,13 @@ def read_source(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname.startswith("project/"):
         base = ROOT
         source[0] = (ROOT / f"{docname.removeprefix('project/').upper()}.md").read_text()
-    if docname == "index":
-        absent = [page.removesuffix(".md") for page in COMING if not (DOCS / page).exists()]
-        source[0] = re.sub(rf"^({'|'.join(absent)})\n", "", source[0], flags=re.M) if absent else source[0]
 
     def resolved(link: re.Match[str]) -> str:
         text, target, anchor = link.groups()
         place = (base / target).resolve()
         if place.parent == ROOT and place.stem in PROJECT:
             place = DOCS / "project" / place.name.lower()
-        if place.is_dir() or (place.parent == DOCS and place.name in COMING and not place.exists()):
+        if place.is_dir():
             return str(text)
         if not place.exists():
             return link[0]

@@ -56,12 +56,15 @@ STUDY = (("runs",), ("panel",), ("grid", "job"))
 
 REPORT = (
     ("table", "latex"),
-    ("record", "finding"),
-    ("beside", "theme", "html"),
-    ("charts",),
-    ("spread", "groups", "pareto", "labels", "theory"),
+    ("record",),
+    ("paired",),
+    ("finding", "beside", "theme", "html"),
+    ("charts", "legend", "again"),
+    ("spread", "pareto", "labels", "theory", "targets"),
+    ("groups", "sizes", "clients"),
     ("page", "panel"),
-    ("study",),
+    ("plane", "interim"),
+    ("study", "live"),
 )
 
 

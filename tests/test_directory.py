@@ -230,7 +230,7 @@ def test_a_report_that_nobody_reads_is_written(copy: Path) -> None:
     done = subprocess.run(command, shell=True, env=ENV, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (copy / "report.html").stat().st_size > 100_000
-    assert len(list((copy / "figures").iterdir())) == 10
+    assert len(list((copy / "figures").iterdir())) == 12
 
 
 def test_seconds_that_are_no_number_are_one_line(refused, tmp_path: Path) -> None:

@@ -159,8 +159,10 @@ def test_commands_say_how_to_go_on_with_a_federations_directory(task: Task, tmp_
     out = tmp_path / "run"
     with pytest.raises(RuntimeError, match="stopped"):
         strategy_of(task, out=out).start(grid_of(task), num_rounds=3, timeout=5, evaluate_fn=stop)
-    for command in ("resume", "report"):
-        assert "not finished: give the same 'flwr run' again" in refused(command, out)
+    assert "not finished: give the same 'flwr run' again" in refused("resume", out)
+    said = succeeded("report", out)
+    assert "Stopped at round 1" in said.stderr
+    assert "AdaFedAdam" in (out / "interim.html").read_text()
     strategy = strategy_of(task, out=out)
     strategy.start(grid_of(task), num_rounds=3, timeout=5)
     assert f"finished: 'fairwind report {out}' shows it" in refused("resume", out)

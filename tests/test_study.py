@@ -18,6 +18,8 @@ from fairwind.errors import InputError
 from fairwind.paper.studies import STUDIES, scaled
 from fairwind.recipe import Recipe, settings_of
 from fairwind.report import write_study
+from fairwind.report.panel import show
+from fairwind.report.plane import plane_points, planes
 from fairwind.setups import Where, find
 from fairwind.study import (
     Finished,
@@ -430,3 +432,32 @@ def test_further_models_of_a_run_are_not_taken_for_other_runs(tmp_path: Path) ->
     for one, other in zip(found[:2], found[2:], strict=True):  # Ditto's global model is FedAvg's
         assert one.row["final"] == other.row["final"]
         assert (one.accuracy == other.accuracy).all()
+
+
+def test_the_plane_of_a_sweep_has_the_points_that_none_beats_on_its_front(tmp_path: Path) -> None:
+    panels = [
+        replace(PANEL, title=f"{SMALL}, lr {lr}", changes={**PANEL.changes, "lr": lr}) for lr in (0.01, 0.1)
+    ]
+    for panel in panels:
+        train(panel, tmp_path)
+    runs = read_runs(tmp_path)[0]
+    shown = [show(panel, runs) for panel in panels]
+    ((setup, together),) = planes(shown).items()
+    found = plane_points(together)
+    assert setup == SMALL
+    assert [point["name"] for point in found] == [
+        "FedAvg, lr 0.01", "AdaFedAdam, lr 0.01", "FedAvg, lr 0.1", "AdaFedAdam, lr 0.1",
+    ]  # fmt: skip
+    for point in found:
+        better = [
+            other
+            for other in found
+            if other["average"] >= point["average"]
+            and other["spread"] <= point["spread"]
+            and (other["average"], other["spread"]) != (point["average"], point["spread"])
+        ]
+        assert point["front"] == (not better)
+    study = Study("rates", "Rates", "Which?", tuple(panels), ("plane",))
+    write_study(study, runs, tmp_path / "page")
+    assert (tmp_path / "page" / "figures" / "plane-0.pdf").exists()
+    assert "Average against fairness on" in (tmp_path / "page" / "index.html").read_text()

@@ -180,7 +180,7 @@ def compare(
         recipe = recipe.vouched(task, simulation)
         if path is not None and directory is None and first:
             check_free(path)
-            directory = RunDirectory.create(path, recipe, Where(), str(simulation.choice))
+            directory = RunDirectory.create(path, recipe, Where(), simulation)
             directory.write_history(simulation)
         elif directory is not None:
             if differs := directory.recipe.differs(recipe):

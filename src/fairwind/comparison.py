@@ -57,6 +57,8 @@ class Comparison:
     """The directory, if it was kept in one."""
     groups: list[str] = field(default_factory=list)
     """The clients' group labels, if they have any."""
+    test_size: list[int] = field(default_factory=list)
+    """The clients' test samples."""
 
     def __getitem__(self, key: Any) -> Result:
         """A run: by its index, its algorithm (with the first seed), or (algorithm, seed)."""
@@ -83,7 +85,7 @@ class Comparison:
             return "\n".join(map(repr, self.runs))
         console = Console(width=96, color_system=None)
         with console.capture() as capture:
-            console.print(summary_table(self.results))
+            console.print(summary_table(self.results, self._ahead()))
         return capture.get().rstrip()
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -147,7 +149,21 @@ class Comparison:
             from fairwind.report.table import measures
         except ModuleNotFoundError:
             return f"<pre>{escape(repr(self))}</pre>"
-        return measures_table(self.results, measures(self.results)[:7])
+        return measures_table(self.results, measures(self.results)[:7], ahead=self._ahead())
+
+    def _ahead(self) -> dict[str, str]:
+        """By measure, the algorithm that is shown to be the best."""
+        from fairwind.report.finding import best_shown
+        from fairwind.report.paired import paired
+        from fairwind.report.record import Record
+
+        score, loss = (
+            np.stack([getattr(run, n).float().numpy() for run in self.runs]) for n in ("score", "loss")
+        )
+        history = [line for run in self.runs for line in run.history]
+        sizes = np.asarray(self.test_size, dtype=np.int64)
+        record = Record(self.results, history, score, sizes, sizes, self.clients, loss=loss)
+        return best_shown(record, paired(record))
 
     def _scores_of(self, label: str) -> Floats:
         mine = [run.score.double().numpy() for run in self.runs if run.algorithm == label]
@@ -183,7 +199,8 @@ def of_simulation(simulation: Simulation, results: dict[str, Any], path: Path | 
             )
         )
     federation = simulation.federation
-    return Comparison(results, runs, list(federation.names), path, list(federation.groups))
+    sizes = federation.test.tolist()
+    return Comparison(results, runs, list(federation.names), path, list(federation.groups), sizes)
 
 
 def load(path: str | Path) -> Comparison:
@@ -225,7 +242,8 @@ def load(path: str | Path) -> Comparison:
             for r, row in enumerate(rows)
         ]
         groups = json.loads(metadata.get("groups", "[]"))
-        return Comparison(results, runs, json.loads(metadata["names"]), path, groups)
+        sizes = tensors["test_size"].tolist()
+        return Comparison(results, runs, json.loads(metadata["names"]), path, groups, sizes)
     except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise InputError(
             f"{path} cannot be read ({first_line(error)}): mend it with 'fairwind resume {path}'"

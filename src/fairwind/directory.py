@@ -31,7 +31,7 @@ from fairwind.files import (
 )
 from fairwind.recipe import Recipe
 from fairwind.references import is_reference, load_task
-from fairwind.results import summarise
+from fairwind.results import about, summarise
 from fairwind.run_folder import CHECKPOINTS, identity, moved
 from fairwind.setups import Where
 from fairwind.task import Task
@@ -52,11 +52,15 @@ class RunDirectory:
         self.identity = identity(path)
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe, where: Where, engine: str = "") -> "RunDirectory":
-        """Starts a comparison in an empty, locked directory; `engine` is its executor."""
+    def create(
+        cls, path: Path, recipe: Recipe, where: Where, simulation: Simulation | None = None
+    ) -> "RunDirectory":
+        """Starts a comparison in an empty, locked directory."""
+        engine = "" if simulation is None else str(simulation.choice)
         made_with = environment(recipe.settings.device)
         places = {k: str(v.absolute()) for k, v in where._asdict().items() if v is not None}
         content = {**recipe.to_json(), "where": places, "environment": made_with, "engine": engine}
+        content |= {} if simulation is None else about(simulation)
         write_json(path / RECIPE, sealed(content))
         return cls(path, sealed(content))
 
@@ -155,8 +159,15 @@ class RunDirectory:
     def save(self, simulation: Simulation) -> None:
         self._check_place()
         checkpoint = simulation.checkpoint()
-        record = {**checkpoint.record, "recipe": self.content}  # from which a lost recipe is restored
-        save_checkpoint(self.checkpoints, checkpoint._replace(record=record), self.recipe.digest)
+        federation = simulation.federation
+        # A lost recipe is restored from a checkpoint; the rest is for interim pages.
+        who = {"names": list(federation.names), "groups": list(federation.groups)}
+        sizes = {"train_size": federation.train, "test_size": federation.test}
+        checkpoint = checkpoint._replace(
+            record={**checkpoint.record, "recipe": self.content, **who},
+            tensors={**checkpoint.tensors, **sizes},
+        )
+        save_checkpoint(self.checkpoints, checkpoint, self.recipe.digest)
 
     def write_history(self, simulation: Simulation, since: int = 0) -> None:
         """Rewrites the history, or appends what came after its first `since` lines."""
@@ -197,6 +208,16 @@ class RunDirectory:
         """Refuses to write if the directory was moved: it would be created again without its contents."""
         if identity(self.path) != self.identity:
             raise moved(self.path)
+
+
+def check_begun(path: Path) -> None:
+    """Refuses a directory that holds neither a comparison nor a real federation's training."""
+    try:
+        federated = FEDERATED in read_json(path / RECIPE)
+    except (OSError, ValueError):
+        federated = False
+    if not federated:
+        RunDirectory.open(path)
 
 
 def _trained_elsewhere(path: Path) -> str:

@@ -95,6 +95,14 @@ def sweep(folder: Path) -> None:
                 partial.unlink(missing_ok=True)
 
 
+def is_held(path: Path) -> bool | None:
+    """Whether some process holds a file or folder; None where that cannot be known."""
+    if fcntl is None:
+        return None
+    with lock(path) as mine:
+        return not mine
+
+
 @contextmanager
 def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Locks a file or folder, and yields whether that worked; a kill releases the lock."""

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -123,12 +124,12 @@ class Recipe:
         if self.in_python:
             return ""
         given = dataclasses.asdict(self.settings)
-        words = ["fairwind compare", self.setup, "--algorithms", *self.algorithms]
+        words = ["fairwind", "compare", self.setup, "--algorithms", *self.algorithms]
         words += ["--seeds", *map(str, self.seeds)]
         for name, value in _changed(given, self._own_settings()).items():
             values = value if isinstance(value, list | tuple) else (value,)
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
-        return " ".join(words)
+        return shlex.join(words)
 
     def _own_settings(self) -> dict[str, Any]:
         if is_reference(self.setup):  # its file may have changed

@@ -4,6 +4,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from fairwind.data.federation import Federation
+from fairwind.engine.evaluate import split
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import environment
 from fairwind.metrics import METRICS, OF_GROUPS, over_seeds
@@ -32,9 +37,9 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
         "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
         | in_words(dataclasses.asdict(simulation.settings)),
         "engine": str(simulation.choice),
-        "scores": [{"name": score.name, "kind": score.kind} for score in simulation.scores],
+        "scores": _scores(simulation),
         "environment": environment(simulation.settings.device),
-        "federation": simulation.federation.describe(),
+        "federation": described(simulation),
         "data": recipe.data,
         "runs": rows,
         "summary": summary_of(rows),
@@ -45,6 +50,36 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
             "client_steps_per_second": simulation.client_steps / seconds,
         },
     }
+
+
+def about(simulation: Simulation) -> dict[str, Any]:
+    """What a page of an unfinished comparison must know beside its recipe and history."""
+    return {"scores": _scores(simulation), "federation": described(simulation)}
+
+
+def _scores(simulation: Simulation) -> list[dict[str, Any]]:
+    return [{"name": score.name, "kind": score.kind} for score in simulation.scores]
+
+
+def described(simulation: Simulation) -> dict[str, Any]:
+    """The federation in numbers, with what a model that has learned nothing would reach."""
+    about = simulation.federation.describe()
+    found = commonest_answer(simulation.federation) if simulation.scores[0].kind == "accuracy" else None
+    return about if found is None else {**about, "commonest": found}
+
+
+def commonest_answer(federation: Federation) -> float | None:
+    """Accuracy in percent, averaged over clients, of always giving the class that does best so."""
+    targets, test = federation.targets, federation.test
+    if federation.classes is None or not isinstance(targets, Tensor) or targets.dim() != 1:
+        return None
+    if targets.is_floating_point() or not 0 <= int(targets.min()) <= int(targets.max()) < federation.classes:
+        return None
+    sizes, pick = split(federation, "test")
+    tested = (test > 0).nonzero()[:, 0]
+    labels = targets[pick(tested).to(targets.device)].cpu()
+    share = (1 / sizes[tested].double()).repeat_interleave(sizes[tested]) / len(tested)
+    return 100 * float(torch.bincount(labels, share, federation.classes).max())
 
 
 def summary_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

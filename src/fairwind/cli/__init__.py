@@ -17,7 +17,8 @@ from fairwind import __version__
 from fairwind.cli.catalogue import Data, List
 from fairwind.cli.compare import Compare
 from fairwind.cli.options import described
-from fairwind.cli.resume import Report, Resume
+from fairwind.cli.report import Report
+from fairwind.cli.resume import Resume
 from fairwind.cli.study import Paper, Sweep
 from fairwind.cli.terminal import err, out
 from fairwind.engine.graphs import out_of_memory

@@ -145,7 +145,7 @@ class Compare:
                 return help_along(simulation)
             vouched = recipe.vouched(task, simulation)
             with explaining(path):
-                directory = RunDirectory.create(path, vouched, where, str(simulation.choice))
+                directory = RunDirectory.create(path, vouched, where, simulation)
                 directory.write_history(simulation)
             finish(directory, simulation, self.checkpoint_every, tracking)
         return None

@@ -9,7 +9,6 @@ from fairwind.cli.terminal import err, out
 from fairwind.directory import RunDirectory
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line
-from fairwind.files import RESULTS, read_json
 from fairwind.run_folder import explaining
 from fairwind.tracking import Tracking
 from fairwind.training import train
@@ -36,12 +35,18 @@ def finish(
 
 
 def show(path: Path) -> Path:
-    """Writes the page, and the table on the terminal."""
-    from fairwind.report import summary_table, write_report  # charts need a second to load
+    """The page, and the table on the terminal."""
+    from fairwind.report.finding import best_shown  # charts need a second to load
+    from fairwind.report.page import write_page
+    from fairwind.report.paired import paired
+    from fairwind.report.record import read_record
+    from fairwind.report.table import summary_table
 
     try:
-        page = write_report(path)[0]
-        out.print(summary_table(read_json(path / RESULTS)))
+        record = read_record(path)
+        found = paired(record)
+        page = write_page(path, record, found)[0]
+        out.print(summary_table(record.results, best_shown(record, found)))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
         why = about or first_line(error)

@@ -1,4 +1,4 @@
-"""resume and report: what becomes of a comparison's directory."""
+"""resume: a comparison that was stopped goes on."""
 
 import math
 from contextlib import nullcontext
@@ -8,11 +8,10 @@ from pathlib import Path
 from fairwind.cli.finishing import finish, show
 from fairwind.cli.options import Directory, Folder, Seconds, described
 from fairwind.cli.terminal import err, say
-from fairwind.directory import RunDirectory, check_whole, damaged
+from fairwind.directory import RunDirectory, damaged
 from fairwind.engine.ranks import find
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, in_range
-from fairwind.files import RESULTS, lock, sweep
 from fairwind.references import is_reference
 from fairwind.run_folder import explaining, held
 from fairwind.tracking import Tracking
@@ -56,27 +55,6 @@ class Resume:
             err.print(f"going on at round {simulation.round} of {simulation.settings.rounds}")
             finish(directory, simulation, self.checkpoint_every, Tracking.resumed(self.directory))
         return None
-
-
-@described
-@dataclass(frozen=True)
-class Report:
-    """Write a finished comparison's report page and figures anew, and show its table."""
-
-    directory: Directory
-    """The comparison's directory."""
-
-    def run(self) -> None:
-        if not (self.directory / RESULTS).exists():
-            RunDirectory.open(self.directory)  # refuses what is no run
-            raise InputError(
-                f"{self.directory} has no results yet: finish it with 'fairwind resume {self.directory}'"
-            )
-        with lock(self.directory) as mine:
-            check_whole(self.directory)
-            if mine:
-                sweep(self.directory)
-            show(self.directory)
 
 
 def _begun(directory: RunDirectory, cache: Path | None) -> Simulation:

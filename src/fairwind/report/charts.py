@@ -4,9 +4,8 @@ from typing import Any
 
 import altair as alt
 import numpy as np
-from numpy.typing import NDArray
 
-from fairwind.report.record import Record
+from fairwind.report.record import Record, thin
 from fairwind.report.table import display_name
 from fairwind.report.theme import DASHES, SPACE, colour, styles
 
@@ -29,7 +28,7 @@ def curves(record: Record, key: str, title: str) -> alt.LayerChart:
     dash = alt.StrokeDash(
         "algorithm:N",
         scale=alt.Scale(domain=[display_name(s) for s in record.domain], range=dashes),
-        legend=_legend(shown),
+        legend=legend(shown),
     )
     x = alt.X(
         "round:Q",
@@ -38,18 +37,15 @@ def curves(record: Record, key: str, title: str) -> alt.LayerChart:
         scale=alt.Scale(nice=False),
     )
     y = alt.Y("mean:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
-    picked = alt.selection_point(fields=["algorithm"], bind="legend")
     hovered = alt.selection_point(
         fields=["round"], nearest=True, on="pointerover", clear="pointerout", empty=False
     )
 
     base = alt.Chart(alt.InlineData([row for rows in series.values() for row in rows])).encode(
-        x=x, color=colour(record, _legend(shown))
+        x=x, color=colour(record, legend(shown))
     )
     alone = all(len(rows) == 1 for rows in series.values())  # a line of one point shows nothing
-    line = base.mark_line(strokeWidth=2.25, strokeJoin="round", point=alone).encode(
-        y=y, strokeDash=dash, opacity=alt.when(picked).then(alt.value(1)).otherwise(alt.value(0.12))
-    )
+    line = base.mark_line(strokeWidth=2.25, strokeJoin="round", point=alone).encode(y=y, strokeDash=dash)
     dots = base.mark_point(filled=True, size=45).encode(
         y=y, opacity=alt.when(hovered).then(alt.value(1)).otherwise(alt.value(0))
     )
@@ -62,13 +58,9 @@ def curves(record: Record, key: str, title: str) -> alt.LayerChart:
             tooltip=[alt.Tooltip("round:Q", format=",d"), *columns],
         )
     )
-    layers: list[alt.Chart] = [line.add_params(picked), dots, rule.add_params(hovered)]
+    layers: list[alt.Chart] = [line, dots, rule.add_params(hovered)]
     if record.seeds > 1:
-        band = base.mark_area().encode(
-            y=alt.Y("low:Q"),
-            y2=alt.Y2("high:Q"),
-            opacity=alt.when(picked).then(alt.value(0.16)).otherwise(alt.value(0.02)),
-        )
+        band = base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
         layers.insert(0, band)
     return alt.LayerChart(
         layer=layers, width="container", height=300, title=title, description=f"{title}, by round"
@@ -107,13 +99,8 @@ def curve_of(record: Record, label: str, key: str) -> list[Row]:
     ]
 
 
-def thin(values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """At most `most` of the values, evenly spaced, the first and the last among them."""
-    places = np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(np.int64)
-    return np.take(values, places)
-
-
-def _legend(shown: list[str]) -> alt.Legend | None:
+def legend(shown: list[str]) -> alt.Legend | None:
+    """The key of a chart saved as a file; a page has one for all charts."""
     if len(shown) < 2:
         return None
     names = [display_name(label) for label in shown]

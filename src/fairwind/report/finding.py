@@ -1,56 +1,174 @@
-"""The sentence at the top of a page: which algorithm serves the worst-off best."""
+"""The sentences at the top of a page: who serves the worst-off best, and how sure that is."""
 
-import math
+from typing import NamedTuple
 
-from fairwind.report.table import Results, display_name, judged, seed_count
+from fairwind.metrics import Interval
+from fairwind.report.paired import DRAWS, Paired, best_label
+from fairwind.report.record import Record
+from fairwind.report.table import Judged, Measure, display_name, measures
 
 
-def finding(results: Results) -> str:
-    """One sentence: who serves the worst-off 30 % best, by how much, and what that does to the average."""
-    score = judged(results)
-    worst = {
-        row["algorithm"]: row["worst30"] for row in results["summary"] if row["worst30"]["mean"] is not None
-    }
-    average = {
-        row["algorithm"]: row["avg"]["mean"] for row in results["summary"] if row["avg"]["mean"] is not None
-    }
-    ranked = sorted(worst, key=lambda label: -score.sign * worst[label]["mean"])
-    if not ranked or ranked[0] not in average:
+class Floor(NamedTuple):
+    """What a model reaches that has learned nothing."""
+
+    value: float
+    words: str
+
+
+def finding(record: Record, paired: Paired) -> str:
+    """Who serves the worst-off 30 % best, and who has the best average, each with its interval."""
+    score = record.judged
+    if (chance := at_chance(record, paired)) is not None:
+        return chance
+    known = {measure.key: measure for measure in measures(record.results)}
+    worst, average = known["worst30"], known["avg"]
+    first, top = best_label(record, worst), best_label(record, average)
+    if first is None or top is None:
         return f"No run ended with a defined {score.name}."
-    first, name = ranked[0], display_name(ranked[0])
-    reached = f"{score.name} of {score.text(worst[first]['mean'])}"
-    if len(ranked) == 1:
-        return (
-            f"Under {name} clients reach {score.name} of {score.text(average[first])} on average, "
-            f"the worst-off 30 % of them {score.text(worst[first]['mean'])}."
-        )
-    second = ranked[1]
-    gap = abs(worst[first]["mean"] - worst[second]["mean"])
-    same = 0.05 if score.kind == "accuracy" else 5e-4 * abs(worst[first]["mean"])
-    top = max(average, key=lambda label: score.sign * average[label])
-    if gap < same:
-        tied = [display_name(x) for x in ranked if abs(worst[first]["mean"] - worst[x]["mean"]) < same]
-        return (
-            f"{_listed(tied)} serve the worst-off 30 % of clients equally well: {reached}; "
-            f"the best average over all clients, {score.text(average[top])}, is {display_name(top)}’s."
-        )
-    if seed_count(results) == 1:
-        doubt = " (one seed)"
-    elif gap > math.hypot(worst[first]["std"] or 0, worst[second]["std"] or 0):
-        doubt = ""
-    else:
-        doubt = ", which is within the spread of seeds"
-    behind = abs(average[top] - average[first])
-    if behind < same:
-        verdict = "is the best too"
-    else:
-        verdict = f"is {score.gap(behind)} behind the best, {display_name(top)}’s"
+    if len(record.labels) == 1:
+        return _alone(record, paired)
+    shown = not paired.rivals(worst, first)
+    said = _worst_off(record, paired, worst, first), _average(record, paired, average, top, first * shown)
+    return " ".join(said)
+
+
+def _alone(record: Record, paired: Paired) -> str:
+    (label,), score = record.labels, record.judged
+    average, worst = (_mean(record, label, key) for key in ("avg", "worst30"))
+    within = paired.level("avg", label)
     return (
-        f"{name} serves the worst-off 30 % of clients best: {reached}, "
-        f"{score.gap(gap)} ahead of {display_name(second)}, the next best{doubt}; "
-        f"its average over all clients, {score.text(average[first])}, {verdict}."
+        f"Under {display_name(label)} clients reach {score.name} of {score.text(average)} on average"
+        f"{_range(score, within)}, the worst-off 30 % of them {score.text(worst)}."
     )
 
 
-def _listed(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+def _worst_off(record: Record, paired: Paired, measure: Measure, first: str) -> str:
+    score, reached = record.judged, _mean(record, first, "worst30")
+    level, name = f"{score.name} of {score.text(reached)}", display_name(first)
+    next_best = _next(record, measure, first)
+    if next_best is None:
+        return (
+            f"{name} alone ended with a defined {score.name}: {score.text(reached)} for the worst-off 30 %."
+        )
+    rivals = paired.rivals(measure, first)
+    tied = [x for x in (first, *rivals) if score.text(_mean(record, x, "worst30")) == score.text(reached)]
+    if len(tied) > 1:
+        return (
+            f"No difference shown for the worst-off 30 % of clients: {_listed(tied)} serve them equally, "
+            f"with {level}."
+        )
+    between = paired.difference("worst30", first, next_best)
+    gap = score.gap(abs(reached - _mean(record, next_best, "worst30")))
+    if between is not None and rivals:
+        more = f"; nor is it shown to differ from {_listed(rivals[1:])}" if rivals[1:] else ""
+        return (
+            f"No difference shown for the worst-off 30 % of clients: {name} reaches {level}, "
+            f"{gap} ahead of {display_name(next_best)}{_apart(score, between)}{more}."
+        )
+    doubt = _apart(score, between) or " (no interval: scores of clients were not kept)"
+    return (
+        f"{name} serves the worst-off 30 % of clients best: {level}, "
+        f"{gap} ahead of {display_name(next_best)}, the next best{doubt}."
+    )
+
+
+def _average(record: Record, paired: Paired, measure: Measure, top: str, said: str) -> str:
+    """`said` is the algorithm that was just said to serve the worst-off best, if one was."""
+    score, reached = record.judged, _mean(record, top, "avg")
+    next_best = _next(record, measure, top)
+    if next_best is None:
+        return f"The average over all clients is {score.text(reached)}."
+    rivals = paired.rivals(measure, top)
+    gap = abs(reached - _mean(record, next_best, "avg"))
+    between = paired.difference("avg", top, next_best)
+    ahead = f"{score.gap(gap)} ahead of {display_name(next_best)}{_apart(score, between)}"
+    if between is not None and rivals:
+        return (
+            f"No difference shown in the average over all clients: the best, {score.text(reached)}, is "
+            f"{display_name(top)}’s, {ahead}."
+        )
+    if said == top:
+        return f"Its average over all clients, {score.text(reached)}, is the best too, {ahead}."
+    return f"The best average over all clients, {score.text(reached)}, is {display_name(top)}’s, {ahead}."
+
+
+def at_chance(record: Record, paired: Paired) -> str | None:
+    """What to say where no algorithm is shown to have learned anything."""
+    score, known = record.judged, {measure.key: measure for measure in measures(record.results)}
+    top, floor = best_label(record, known["avg"]), floor_of(record)
+    within = None if top is None else paired.level("avg", top)
+    if top is None or floor is None or within is None:
+        return None
+    if min(score.sign * (within.low - floor.value), score.sign * (within.high - floor.value)) > 0:
+        return None
+    several = len(record.labels) > 1
+    best = f"best average over all clients, {display_name(top)}’s," if several else "average over all clients"
+    return (
+        f"Not shown to be better than {floor.words}: the {best} is {score.text(within.difference)}"
+        f"{_range(score, within)}, against {score.text(floor.value)}."
+        f"{' So no algorithm is called best here.' if several else ''}"
+    )
+
+
+def best_shown(record: Record, paired: Paired) -> dict[str, str]:
+    """By measure, the algorithm that is shown to be the best; none where nothing was learned."""
+    return {} if at_chance(record, paired) else paired.ahead
+
+
+def floor_of(record: Record) -> Floor | None:
+    """Of accuracy the commonest answer's, or that of guessing; half for AUC; else the untrained model's."""
+    score, about = record.judged, record.results["federation"]
+    if score.kind == "accuracy" and about.get("commonest") is not None:
+        return Floor(about["commonest"], "always giving the commonest answer")
+    if score.kind == "accuracy" and about.get("classes"):
+        return Floor(100 / about["classes"], f"guessing among {about['classes']} classes")
+    if score.name == "AUC":
+        return Floor(0.5, "ordering at random")
+    untrained = [line["avg"] for line in record.history if line["round"] == 0]
+    known = [value for value in untrained if value is not None]
+    if known and len(known) == len(untrained):
+        return Floor(sum(known) / len(known), "before training")
+    return None
+
+
+def how_sure(record: Record) -> str:
+    """What the intervals are."""
+    what = "seeds and clients" if record.seeds > 1 else "clients"
+    alone = "" if record.seeds > 1 else " One seed says nothing of others."
+    return (
+        f"Intervals hold 95 % of {DRAWS:,} redraws of {what}, with replacement, the same ones for every "
+        f"algorithm.{alone}"
+    )
+
+
+def _mean(record: Record, label: str, key: str) -> float:
+    row = next(row for row in record.results["summary"] if row["algorithm"] == label)
+    mean: float = row[key]["mean"]
+    return mean
+
+
+def _next(record: Record, measure: Measure, first: str) -> str | None:
+    """The second best by a measure."""
+    means = {row["algorithm"]: row[measure.key]["mean"] for row in record.results["summary"]}
+    sign = 1 if measure.best == "highest" else -1
+    others = [label for label, mean in means.items() if mean is not None and label != first]
+    return max(others, key=lambda label: sign * means[label]) if others else None
+
+
+def _apart(score: Judged, interval: Interval | None) -> str:
+    """The interval of a difference in favour of the better one."""
+    if interval is None:
+        return ""
+    low, high = sorted(score.sign * end for end in (interval.low, interval.high))
+    return f" (95 % interval {score.number(low)} to {score.number(high)})"
+
+
+def _range(score: Judged, interval: Interval | None) -> str:
+    if interval is None:
+        return ""
+    return f" (95 % interval {score.number(interval.low)} to {score.number(interval.high)})"
+
+
+def _listed(labels: list[str]) -> str:
+    names = [display_name(label) for label in labels]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

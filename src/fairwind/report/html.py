@@ -12,7 +12,7 @@ import altair as alt
 import vl_convert
 
 from fairwind.files import write_atomic
-from fairwind.report.table import Measure, Results, best_rows, display_name, mean_and_spread, seed_count
+from fairwind.report.table import Measure, Results, display_name, mean_and_spread, seed_count
 
 Spec = dict[str, Any]
 
@@ -31,29 +31,52 @@ def frame(
     body: str,
     specs: dict[str, Spec],
     themes: dict[str, Spec],
+    legend: str = "",
+    banner: str = "",
+    data: Mapping[str, Any] | None = None,
+    live: str = "",
 ) -> str:
-    """A self-contained page: `body` is HTML, in which an element named like a spec shows its chart."""
+    """A self-contained page: `body` is HTML, in which an element named like a spec shows its chart.
+
+    `legend` is the HTML of the key to all charts, `data` what the page's script needs besides. A page that
+    follows a run has a name for what it shows, `live`, and asks its server for the newest one.
+    """
     pairs = "".join(
         f"<div><dt>{escaped(key)}</dt><dd>{escaped(value)}</dd></div>" for key, value in facts.items()
     )
-    return Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(
+    folder = Path(__file__).parent
+    style, script, page = (
+        (folder / f"page.{ending}").read_text(encoding="utf-8") for ending in ("css", "js", "html")
+    )
+    asking = 'page.newest = async () => (await fetch("state")).text();' if live else ""
+    return Template(page).substitute(
         kind=escaped(kind),
         title=escape(title),
+        banner=f'<p class="banner">{escaped(banner)}</p>' if banner else "",
         finding=escaped(finding),
         facts=pairs,
         notes=f'<p class="note">{"<br>".join(map(escaped, notes))}</p>' if notes else "",
+        legend=legend,
         body=body,
-        specs=_script(specs),
-        themes=_script(themes),
+        style=style,
         bundle=_bundle(),
+        data=_script({"names": [], **(data or {}), "specs": specs, "themes": themes, "live": live}),
+        live=asking,
+        connect="; connect-src 'self'" if live else "",
+        script=script,
     )
 
 
 def section(heading: str, words: str, names: list[str], table: str = "") -> str:
     """A heading, a paragraph and charts by their names; `table` is HTML between them."""
-    plots = "".join(f'<div class="chart" id="{name}"></div>' for name in names)
+    plots = "".join(chart_html(name) for name in names)
     head = f"<h2>{escaped(heading)}</h2><p>{escaped(words)}</p>"
     return f'<section>{head}{table}<div class="charts">{plots}</div></section>'
+
+
+def chart_html(name: str) -> str:
+    """Where the page's script draws a chart."""
+    return f'<div class="plot"><div class="chart" id="{name}"></div></div>'
 
 
 def measures_table(
@@ -61,26 +84,34 @@ def measures_table(
     measures: tuple[Measure, ...],
     label: str = "Summary",
     worst: Mapping[str, str] | None = None,
+    ahead: Mapping[str, str] | None = None,
 ) -> str:
-    """A row for each algorithm; `worst` names, by algorithm, the measure that is marked in its row."""
-    best = {measure.key: best_rows(results, measure) for measure in measures}
+    """A row for each algorithm; `worst` names, by algorithm, the measure that is marked in its row.
+
+    `ahead` names, by measure, the algorithm that is shown to be the best, which is bold.
+    """
     head = "".join(f'<th scope="col" title="{escaped(m.meaning)}">{escaped(m.name)}</th>' for m in measures)
     body = ""
     for row in results["summary"]:
         cells = ""
         for measure in measures:
             mean, spread = mean_and_spread(row, measure, seed_count(results))
-            value = f"<b>{mean}</b>" if row["algorithm"] in best[measure.key] else mean
+            value = f"<b>{mean}</b>" if (ahead or {}).get(measure.key) == row["algorithm"] else mean
             mark = WORST if (worst or {}).get(row["algorithm"]) == measure.key else ""
             cells += f"<td>{mark}{value}{f' <small>±{spread}</small>' if spread else ''}</td>"
         body += f'<tr><th scope="row">{escaped(display_name(row["algorithm"]))}</th>{cells}</tr>'
-    return _scroll(f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody>", label)
+    return scroll(f"<thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody>", label)
 
 
-def table_html(head: list[str], rows: list[list[str]], above: list[tuple[str, int]] | None = None) -> str:
+def table_html(
+    head: list[str], rows: list[list[str]], above: list[tuple[str, int]] | None = None, attributes: str = ""
+) -> str:
     """A table of texts, the first of each row naming it; `above` are headings over several columns."""
-    names = "".join(f'<th scope="col">{escaped(name)}</th>' for name in head)
-    wide = "".join(f'<th scope="colgroup" colspan="{n}">{escaped(name)}</th>' for name, n in above or [])
+    names = "".join(f'<th scope="col">{escaped(name)}</th>' if name else "<td></td>" for name in head)
+    wide = "".join(
+        f'<th scope="colgroup" colspan="{n}">{escaped(name)}</th>' if name else "<td></td>"
+        for name, n in above or []
+    )
     body = "".join(
         f'<tr><th scope="row">{escaped(first)}</th>'
         + "".join(f"<td>{escaped(c)}</td>" for c in rest)
@@ -88,12 +119,13 @@ def table_html(head: list[str], rows: list[list[str]], above: list[tuple[str, in
         for first, *rest in rows
     )
     tops = (f"<tr>{wide}</tr>" if wide else "") + f"<tr>{names}</tr>"
-    return _scroll(f"<thead>{tops}</thead><tbody>{body}</tbody>", head[0] or "Table")
+    return scroll(f"<thead>{tops}</thead><tbody>{body}</tbody>", head[0] or "Table", attributes)
 
 
-def _scroll(table: str, label: str) -> str:
+def scroll(table: str, label: str, attributes: str = "") -> str:
+    """A table that scrolls sideways, by keyboard too."""
     region = f'class="scroll" tabindex="0" role="region" aria-label="{escaped(label)}"'
-    return f"<div {region}><table>{table}</table></div>"
+    return f"<div {region}><table{f' {attributes}' if attributes else ''}>{table}</table></div>"
 
 
 def pairs_html(pairs: Iterable[tuple[str, Any]]) -> str:

@@ -14,8 +14,8 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import kind
 from fairwind.errors import printable
 from fairwind.files import write_atomic
-from fairwind.report.charts import thin
 from fairwind.report.html import frame, plain_spec, section, write_figure
+from fairwind.report.record import thin
 from fairwind.report.theme import theme
 
 MAX_CLIENTS = 200  # columns of the figure

@@ -1,7 +1,6 @@
 """The report of a run directory: one self-contained page, and its figures as PDF and PNG files."""
 
 from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +8,41 @@ import altair as alt
 
 from fairwind.files import write_atomic
 from fairwind.report import charts, groups, spread
-from fairwind.report.finding import finding
+from fairwind.report.again import how_section
+from fairwind.report.clients import client_chart, clients_data, clients_section
+from fairwind.report.finding import best_shown, finding, how_sure
 from fairwind.report.html import (
     Spec,
     escaped,
     frame,
     measures_table,
-    pairs_html,
     plain_spec,
     section,
     write_figure,
 )
+from fairwind.report.legend import legend_html, shared
+from fairwind.report.paired import Paired, paired
 from fairwind.report.record import Record, read_record
+from fairwind.report.sizes import shown_by_size, sizes, trend_words
 from fairwind.report.table import Results, count, display_name, judged, measures, notes, reading, seed_count
+from fairwind.report.targets import targets_data, targets_section
 from fairwind.report.theme import theme
+
+INTERIM = "interim.html"  # the page of a run that is not finished
 
 
 def write_report(directory: Path) -> list[Path]:
     """Write report.html and figures/ into a run directory; return the paths written."""
     record = read_record(directory)
+    return write_page(directory, record, paired(record))
+
+
+def write_page(directory: Path, record: Record, found: Paired) -> list[Path]:
+    """The same of a record that was read, of which it is known what is more than noise."""
     specs = figures(record)
     (directory / "figures").mkdir(exist_ok=True)
-    written = [write_atomic(directory / "report.html", page(record, specs).encode())]
+    written = [write_atomic(directory / "report.html", page(record, specs, found).encode())]
+    (directory / INTERIM).unlink(missing_ok=True)
     paper = theme(record.labels, "light")
     for name, spec in specs.items():
         written += write_figure(directory / "figures" / name, spec, paper)
@@ -42,68 +54,79 @@ def figures(record: Record) -> dict[str, Spec]:
     drawn: dict[str, alt.Chart | alt.LayerChart | None] = {
         "average": charts.curves(record, "avg", f"Average over clients: {record.judged.axis}"),
         "worst30": charts.curves(record, "worst30", f"The worst-off 30 % of clients: {record.judged.axis}"),
-        "distribution": spread.distribution(record),
-        "groups": groups.averages(record),
-        "certainty": charts.certainty(record),
-        "clients": spread.clients(record),
     }
+    if record.names:
+        drawn |= {
+            "distribution": spread.distribution(record),
+            "sizes": sizes(record),
+        }
+    drawn |= {"groups": groups.averages(record), "certainty": charts.certainty(record)}
+    if record.names:
+        drawn["clients"] = spread.clients(record)
     return {name: plain_spec(chart) for name, chart in drawn.items() if chart is not None}
 
 
-def page(record: Record, specs: dict[str, Spec]) -> str:
-    """The whole page as HTML."""
+def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, live: str = "") -> str:
+    """The whole page as HTML; `live` names what it shows of a run that goes on (see `frame`)."""
+    found = found or paired(record)
     results = record.results
-    themes = {mode: theme(record.labels, mode) for mode in ("light", "dark")}
     names = [display_name(label) for label in record.labels]
     subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
-    how = (
-        "<section><h2>How this was run</h2><p>Enough to run it again.</p>"
-        '<div class="columns">'
-        f"<div><h3>Settings</h3>{pairs_html(_flat(results['config']))}</div>"
-        f"<div><h3>Environment</h3>{pairs_html(results['environment'].items())}</div>"
-        f"<div><h3>Time</h3>{pairs_html(_timing(results['timing']))}</div>"
-        "</div></section>"
-    )
-    summary = f"<section><h2>Summary</h2>{_summary(results)}</section>"
+    task = results["setup"].rpartition("/")[2]  # of a file its name
+    summary = f"<section><h2>Summary</h2>{_summary(record, found)}</section>"
+    body = [summary, *_sections(record, specs), how_section(record)]
+    data: dict[str, Any] = {"names": names, "percent": record.judged.kind == "accuracy"}
+    if (targets := targets_data(record)) is not None:
+        data["targets"] = targets
+    if record.names:
+        data |= {"clients": clients_data(record), "client": shared(plain_spec(client_chart(record)))}
     return frame(
-        kind="Fairwind report",
-        title=f"{subject} on {results['setup']}",
-        finding=finding(results),
+        kind="Fairwind report, interim" if record.state else "Fairwind report",
+        title=f"{subject} on {task}",
+        banner=record.state,
+        finding=finding(record, found),
         facts=_facts(results),
         notes=notes(results),
-        body="\n".join([summary, *_sections(record, specs), how]),
-        specs=specs,
-        themes=themes,
+        legend=legend_html(record.labels),
+        body="\n".join(body),
+        specs={name: shared(spec) for name, spec in specs.items()},
+        themes={mode: theme(record.labels, mode) for mode in ("light", "dark")},
+        data=data,
+        live=live,
     )
 
 
 def _facts(results: Results) -> dict[str, str]:
     federation, seeds = results["federation"], seed_count(results)
-    return {
-        "federation": federation["name"],
-        "clients": f"{federation['clients']:,}",
-        "samples": f"{federation['train_samples']:,} to train, {federation['test_samples']:,} to test",
-        "training samples of a client": (
-            f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
-        ),
+    told = {"federation": federation["name"]}
+    if "clients" in federation:  # older runs say so only when they are finished
+        told |= {
+            "clients": f"{federation['clients']:,}",
+            "samples": f"{federation['train_samples']:,} to train, {federation['test_samples']:,} to test",
+            "training samples of a client": (
+                f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
+            ),
+        }
+    return told | {
         **({"groups": f"{len(federation['groups']):,}"} if "groups" in federation else {}),
         "runs": f"{count(len(results['summary']), 'algorithm')} × {count(seeds, 'seed')}",
         "rounds": f"{max(run['rounds'] for run in results['runs']):,}",
     }
 
 
-def _summary(results: Results) -> str:
+def _summary(record: Record, found: Paired) -> str:
     """The table of scores, and the other measures folded away below it."""
-    shown = measures(results)
+    results = record.results
+    shown, ahead = measures(results), best_shown(record, found)
     meanings = "".join(f"<dt>{escaped(m.name)}</dt><dd>{escaped(m.meaning)}</dd>" for m in shown)
     score = judged(results)
     unit = ", in percent" if score.kind == "accuracy" else ", lower is better" if score.sign < 0 else ""
     return (
         f"<p>{escaped(score.title)} on the clients’ own test data after the last "
-        f"round{unit}. {reading(results)}</p>"
-        f"{measures_table(results, shown[:7])}{_further(results)}"
+        f"round{unit}. {reading(results)} {escaped(how_sure(record))}</p>"
+        f"{measures_table(results, shown[:7], ahead=ahead)}{_further(results)}"
         "<details><summary>Other measures of fairness, and the losses</summary>"
-        f"{measures_table(results, shown[7:])}</details>"
+        f"{measures_table(results, shown[7:], 'Other measures', ahead=ahead)}</details>"
         f'<details><summary>What the columns mean</summary><dl class="pairs">{meanings}</dl></details>'
     )
 
@@ -115,7 +138,7 @@ def _further(results: Results) -> str:
         rows = [{"algorithm": r["algorithm"], **r["scores"][score["name"]]} for r in results["summary"]]
         other = {**results, "scores": [score], "summary": rows}
         lower = ", lower is better" if score["kind"] == "lower" else ""
-        table = measures_table(other, measures(other)[:5])
+        table = measures_table(other, measures(other)[:5], judged(other).title)
         tables += f"<h3>{escaped(judged(other).title)}{lower}</h3>{table}"
     return tables
 
@@ -130,19 +153,31 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
     evaluated = len({row["round"] for row in record.history})
     if evaluated > charts.MAX_POINTS:
         band += f" Of {evaluated:,} evaluated rounds {charts.MAX_POINTS} are drawn, evenly spaced."
-    hint = " Point at a round for its values; click a name to single it out." if several else ""
+    hint = " Point at a round for its values." if several else ""
     yield section("Over the rounds", band + hint, ["average", "worst30"])
+    yield targets_section(record)
 
-    side = "right" if record.judged.sign > 0 else "left"
-    untested = record.score.shape[1] - len(spread.tested_clients(record))
-    pooled = f"the clients of all {record.seeds} seeds together" if record.seeds > 1 else "all clients"
-    yield section(
-        "How clients are spread",
-        f"Where the scores of clients lie after the last round, {pooled}, smoothed with a kernel "
-        f"{spread.smoothing(record):.3g} wide. The further {side} the better, and the narrower the fairer."
-        + (f" {count(untested, 'client')} without test samples left out." if untested else ""),
-        ["distribution"],
-    )
+    tested = len(spread.tested_clients(record))
+    untested = record.score.shape[1] - tested
+    if "distribution" in specs:
+        better = "The higher a line" if record.judged.sign > 0 else "The lower a line"
+        yield section(
+            "How clients are spread",
+            "Each line is the clients of an algorithm, from the worst-off on the left to the best-off"
+            + (", place by place a mean over seeds" if record.seeds > 1 else "")
+            + f". {better}, the better; the flatter, the fairer. The worst-off 30 % are shaded."
+            + (f" {count(untested, 'client')} without test samples left out." if untested else ""),
+            ["distribution"],
+        )
+    if "sizes" in specs:
+        some = len(shown_by_size(record))
+        yield section(
+            "Against client size",
+            "Each dot is a client under an algorithm, as large as the test set behind it: small dots are "
+            f"rough numbers. {trend_words(record)}Click a dot to open its client."
+            + (f" Of {tested:,} clients {some:,} have dots." if some < tested else ""),
+            ["sizes"],
+        )
     if "groups" in specs:
         yield section("Groups", groups.words(record), ["groups"], groups.tables(record))
     if "certainty" in specs:
@@ -152,36 +187,5 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
             f"The server’s step and memory scale with it; at C = 1 a round is one step of Adam. {band}",
             ["certainty"],
         )
-    shown, tested = len(spread.shown_clients(record)), len(spread.tested_clients(record))
-    sampled = (
-        f" Of {tested:,} clients {shown} are shown, evenly spaced from the worst-off to the best-off."
-        if shown < tested
-        else ""
-    )
-    yield section(
-        "Client by client",
-        f"Each column is a client, in the order of its {record.judged.name}"
-        + (" averaged over the algorithms" if several else "")
-        + ("; colours are means over seeds." if record.seeds > 1 else ".")
-        + f" Point at one for its sizes and its scores.{sampled}",
-        ["clients"],
-    )
-
-
-def _timing(timing: dict[str, float | None]) -> Iterable[tuple[str, str]]:
-    for key, value in timing.items():
-        if value is None:
-            yield key, "–"
-        elif key == "seconds" and value >= 60:
-            yield key, f"{value:,.0f} ({timedelta(seconds=round(value))})"
-        else:
-            yield key, f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}"
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Nested settings as pairs: {"solver": {"lr": 0.1}} gives ("solver.lr", 0.1)."""
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    if "clients" in specs:
+        yield clients_section(record)

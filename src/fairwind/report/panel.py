@@ -1,6 +1,6 @@
 """A panel on the page of a study: its finding, its tables beside the paper, its charts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import altair as alt
@@ -9,9 +9,10 @@ import numpy as np
 from fairwind.data.federation import Federation
 from fairwind.report import charts, pareto
 from fairwind.report.beside import BESIDE, Cell, against_others, beside_paper, published, rounds_to
-from fairwind.report.finding import finding
-from fairwind.report.html import escaped, measures_table, table_html
+from fairwind.report.finding import best_shown, finding, how_sure
+from fairwind.report.html import chart_html, escaped, measures_table, table_html
 from fairwind.report.labels import shown_largest, spread
+from fairwind.report.paired import paired
 from fairwind.report.record import Record
 from fairwind.report.spread import distribution
 from fairwind.report.table import MEASURES, algorithm_of, count, display_name, seed_count
@@ -94,20 +95,23 @@ def panel_charts(study: Study, shown: list[Shown], find_data: FindData) -> Itera
             yield f"labels-{i}", spread(data, counts, shown_largest(counts))
 
 
-def panel_section(study: Study, i: int, shown: Shown) -> str:
-    """A panel: its finding, its table, differences with their intervals, its charts."""
+def panel_section(study: Study, i: int, shown: Shown, drawn: Collection[str]) -> str:
+    """A panel: its finding, its table, differences with their intervals, its charts, if they are drawn."""
     record, panel = shown.record, shown.panel
     title = f"<h2>{escaped(panel.title)}</h2>"
     if record is None:
         return f"<section>{title}<p>Not run yet.</p></section>"
-    body = f"<p>{escaped(finding(record.results))}</p>"
+    found = paired(record)
+    ahead = best_shown(record, found)
+    body = f"<p>{escaped(f'{finding(record, found)} {how_sure(record)}')}</p>"
     if panel.published:
         body += _beside(record, panel.published)
         body += (
-            f"<details><summary>All measures</summary>{measures_table(record.results, MEASURES)}</details>"
+            "<details><summary>All measures</summary>"
+            f"{measures_table(record.results, MEASURES, panel.title, ahead=ahead)}</details>"
         )
     else:
-        body += measures_table(record.results, MEASURES[:7])
+        body += measures_table(record.results, MEASURES[:7], panel.title, ahead=ahead)
     if len(record.labels) > 1 and np.isfinite(record.score).any():
         body += _paired(record)
     if "targets" in study.charts:
@@ -115,14 +119,8 @@ def panel_section(study: Study, i: int, shown: Shown) -> str:
     if "pareto" in study.charts:
         body += _trade(record)
     kinds = ("pareto", "alpha-average", "alpha-rsd", "average", "worst30", "distribution", "labels")
-    plots = "".join(f'<div class="chart" id="{kind}-{i}"></div>' for kind in kinds if _drawn(study, kind))
+    plots = "".join(chart_html(f"{kind}-{i}") for kind in kinds if f"{kind}-{i}" in drawn)
     return f'<section>{title}{body}<div class="charts">{plots}</div></section>'
-
-
-def _drawn(study: Study, kind: str) -> bool:
-    if kind in ("average", "worst30"):
-        return "curves" in study.charts and "pareto" not in study.charts
-    return {"alpha-average": "pareto", "alpha-rsd": "rsd"}.get(kind, kind) in study.charts
 
 
 def _beside(record: Record, table: str) -> str:

@@ -1,6 +1,7 @@
 """A run directory, read back."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from fairwind.files import CLIENTS, HISTORY, RESULTS, read_json
+from fairwind.files import CLIENTS, HISTORY, RECIPE, RESULTS, read_json
 from fairwind.report.table import Judged, judged, seed_count
+
+MAX_ROUNDS = 60  # of the clients' own curves
 
 
 class Record(NamedTuple):
@@ -20,6 +23,13 @@ class Record(NamedTuple):
     test_size: NDArray[np.int64]  # (K,)
     names: list[str]  # of the clients
     beside: tuple[str, ...] = ()  # all labels of the page it is shown on, so that each keeps its colour there
+    loss: NDArray[np.float32] | None = None  # (R, K) mean test losses
+    groups: tuple[str, ...] = ()  # of the clients, where they are in groups
+    rounds: tuple[int, ...] = ()  # at which each client's score was kept, of many some
+    curves: NDArray[np.float32] | None = None  # (rounds, R, K) these scores
+    recipe: Mapping[str, Any] = {}  # recipe.json, as far as it is there
+    state: str = ""  # of a run that is not finished: how far it is
+    running: bool = False
 
     @property
     def domain(self) -> list[str]:
@@ -47,17 +57,50 @@ class Record(NamedTuple):
 
 
 def read_record(directory: Path) -> Record:
-    with safe_open(directory / CLIENTS, framework="numpy") as file:
-        main = "score" if "score" in file.keys() else "accuracy"  # older records' name  # noqa: SIM118
-        score, train, test = (file.get_tensor(key) for key in (main, "train_size", "test_size"))
-        known = (file.metadata() or {}).get("names")
-    numbered = [str(k) for k in range(len(train))]  # as in records that lack names
+    """A finished run."""
     lines = (directory / HISTORY).read_text(encoding="utf-8").splitlines()
+    with safe_open(directory / CLIENTS, framework="numpy") as file:
+        keys = set(file.keys())
+        score = file.get_tensor("score" if "score" in keys else "accuracy")  # older records' name
+        train, test = file.get_tensor("train_size"), file.get_tensor("test_size")
+        loss = file.get_tensor("loss") if "loss" in keys else None
+        metadata = file.metadata() or {}
+        rounds = json.loads(metadata.get("rounds", "[]")) if "curves" in keys else []
+        shown, curves = read_curves(file, rounds)
+    known = metadata.get("names")
+    numbered = [str(k) for k in range(len(train))]  # as in records that lack names
     return Record(
-        read_json(directory / RESULTS),
-        [json.loads(line) for line in lines if line.strip()],
-        score,
-        train,
-        test,
-        json.loads(known) if known else numbered,
+        results=read_json(directory / RESULTS),
+        history=[json.loads(line) for line in lines if line.strip()],
+        score=score,
+        train_size=train,
+        test_size=test,
+        names=json.loads(known) if known else numbered,
+        loss=loss,
+        groups=tuple(json.loads(metadata.get("groups", "[]"))),
+        rounds=shown,
+        curves=curves,
+        recipe=_recipe(directory),
     )
+
+
+def read_curves(file: Any, rounds: list[int]) -> tuple[tuple[int, ...], NDArray[np.float32] | None]:
+    """The clients' scores at up to MAX_ROUNDS of the evaluated rounds, from an open safetensors file."""
+    if not rounds:
+        return (), None
+    kept = thin(np.arange(len(rounds)), MAX_ROUNDS).tolist()
+    slices = file.get_slice("curves")  # all of them may be hundreds of MB
+    return tuple(rounds[t] for t in kept), np.stack([slices[t] for t in kept])
+
+
+def thin(values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """At most `most` of the values, evenly spaced, the first and the last among them."""
+    places = np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(np.int64)
+    return np.take(values, places)
+
+
+def _recipe(directory: Path) -> dict[str, Any]:
+    try:
+        return read_json(directory / RECIPE)
+    except (OSError, ValueError):
+        return {}

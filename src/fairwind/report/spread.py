@@ -1,4 +1,4 @@
-"""How scores are spread over the clients, as Altair charts: their distribution, and client by client."""
+"""How scores are spread over the clients, as Altair charts: in order, and client by client."""
 
 import json
 from collections.abc import Mapping
@@ -9,85 +9,79 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairwind.errors import printable
-from fairwind.report.charts import Row, thin
-from fairwind.report.record import Record
+from fairwind.report.charts import Row, legend
+from fairwind.report.record import Record, thin
 from fairwind.report.table import display_name
-from fairwind.report.theme import SPACE, colour
+from fairwind.report.theme import DASHES, colour, styles
 
 MAX_CLIENTS = 300  # columns of the per-client figure
-MEANS = ("mean of all clients", "mean of the worst-off 30 %")
-SMOOTHING = 2.5  # percent of the axis: the width of the kernel that draws the distributions
+MAX_PLACES = 200  # of a line of sorted scores
 
 
 def distribution(record: Record) -> alt.LayerChart:
-    """How the clients of all seeds are spread over their scores: a ridge per algorithm, with two means."""
-    low, high = _range(record)
-    grid = np.linspace(low, high, 201)
-    names = [display_name(label) for label in record.labels]
-    ridges = [density_of(record.score_of(label), grid) for label in record.labels]
-    highest = max((float(ridge.max()) for ridge in ridges), default=0.0) or 1.0
-    rows: list[Row] = []
-    marks: list[Row] = []
-    for i, (name, ridge, summary) in enumerate(zip(names, ridges, record.results["summary"], strict=True)):
-        heights = 0.88 * ridge / highest
-        rows += [
-            {"algorithm": name, "score": float(a), "base": i, "top": round(i - float(h), 4)}
-            for a, h in zip(grid, heights, strict=True)
-        ]
-        for key, kind in zip(("avg", "worst30"), MEANS, strict=True):
-            if (mean := summary[key]["mean"]) is not None:
-                marks.append({"algorithm": name, "score": mean, "base": i, "mean": kind})
-
+    """The clients' scores in order, worst-off on the left: a line for each algorithm."""
+    rows = [row for label in record.labels for row in sorted_scores(record, label)]
+    names = [display_name(label) for label in record.domain]
     x = alt.X(
+        "share:Q",
+        title="share of clients, worst-off on the left, %",
+        scale=alt.Scale(domain=[0, 100], nice=False),
+        axis=alt.Axis(grid=False, tickCount=6),
+    )
+    y = alt.Y(
         "score:Q",
-        title=f"{record.judged.name} of a client{', %' * (record.judged.kind == 'accuracy')}",
-        scale=alt.Scale(domain=[low, high]),
-        axis=alt.Axis(tickCount=alt.ExprRef("ceil(width / 80)")),
+        title=f"{record.judged.axis}, of the client at that place",
+        scale=alt.Scale(domain=list(_range(record)), clamp=True, nice=False),
+        axis=alt.Axis(tickCount=6),
     )
-    y_axis = name_axis(dict(enumerate(names)))
-    y_axis["values"], y_axis["labelBaseline"] = list(range(len(names))), "bottom"
-    y_scale = alt.Scale(domain=[len(names) - 1, -1], nice=False)
-    area = (
+    line = (
         alt.Chart(alt.InlineData(rows))
-        .mark_area(opacity=0.45, line={"strokeWidth": 1.75, "opacity": 1})
+        .mark_line(strokeWidth=2.25, strokeJoin="round")
         .encode(
             x=x,
-            y=alt.Y("top:Q", title=None, axis=y_axis, scale=y_scale),
-            y2=alt.Y2("base:Q"),
-            color=colour(record, legend=None),
-            detail="algorithm:N",
-        )
-    )
-    means = (
-        alt.Chart(alt.InlineData(marks))
-        .mark_point(filled=True, size=70, opacity=1)
-        .encode(
-            x=x,
-            y=alt.Y("base:Q"),
-            shape=alt.Shape(
-                "mean:N",
-                scale=alt.Scale(domain=MEANS, range=["circle", "triangle-up"]),
-                legend=alt.Legend(orient="top", title=None, columns=alt.ExprRef(f"{SPACE} < 420 ? 1 : 2")),
+            y=y,
+            color=colour(record, legend(record.labels)),
+            strokeDash=alt.StrokeDash(
+                "algorithm:N",
+                scale=alt.Scale(domain=names, range=[DASHES[dash] for _, dash in styles(record.domain)]),
+                legend=legend(record.labels),
             ),
             tooltip=[
                 alt.Tooltip("algorithm:N"),
-                alt.Tooltip("mean:N"),
+                alt.Tooltip("share:Q", title="share of clients, %", format=".3~g"),
                 alt.Tooltip("score:Q", title=record.judged.axis, format=".4~g"),
             ],
         )
     )
+    third = alt.Chart(alt.InlineData([{"share": 0, "end": 30}]))
+    shade = third.mark_rect(opacity=0.06).encode(x=alt.X("share:Q"), x2=alt.X2("end:Q"))
     return alt.LayerChart(
-        layer=[area, means],
+        layer=[shade, line],
         width="container",
-        height=max(120, 62 * len(names)),
-        description=f"Distribution of clients' {record.judged.name}, by algorithm",
+        height=320,
+        description=f"Clients' {record.judged.name}, from the worst-off to the best-off, by algorithm",
     )
 
 
-def smoothing(record: Record) -> float:
-    """The width of the kernel that draws the distributions."""
-    low, high = _range(record)
-    return SMOOTHING * (high - low) / 100
+def sorted_scores(record: Record, label: str) -> list[Row]:
+    """An algorithm's scores from the worst-off client to the best-off, place by place a mean over seeds."""
+    scores = record.score_of(label).astype(np.float64)
+    scores = scores[:, np.isfinite(scores).all(axis=0)]
+    if not scores.size:
+        return []
+    sign = record.judged.sign
+    places = sign * np.sort(sign * scores, axis=1)
+    mean, clients = places.mean(axis=0), places.shape[1]
+    if clients == 1:
+        mean, clients = np.repeat(mean, 2), 2
+    return [
+        {
+            "algorithm": display_name(label),
+            "share": float(f"{100 * k / (clients - 1):.4g}"),
+            "score": float(f"{mean[k]:.4g}"),
+        }
+        for k in thin(np.arange(clients), MAX_PLACES).tolist()
+    ]
 
 
 def _range(record: Record) -> tuple[float, float]:
@@ -99,19 +93,6 @@ def _range(record: Record) -> tuple[float, float]:
     return low, high if high > low else low + max(1e-6, abs(low))
 
 
-def density_of(score: NDArray[np.float32], grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A Gaussian kernel density on the grid, reflected at its ends so that no client falls off them."""
-    low, high = float(grid[0]), float(grid[-1])
-    values = score[np.isfinite(score)].astype(np.float64).clip(low, high)
-    counts, edges = np.histogram(values, bins=400, range=(low, high))  # bins far finer than the kernel
-    centres = (edges[:-1] + edges[1:]) / 2
-    mirrored = np.concatenate([2 * low - centres, centres, 2 * high - centres])
-    width = SMOOTHING * (high - low) / 100
-    kernel = np.exp(-0.5 * ((grid[:, None] - mirrored) / width) ** 2)
-    density: NDArray[np.float64] = kernel @ np.tile(counts, 3) / max(1, counts.sum())
-    return density
-
-
 def clients(record: Record) -> alt.Chart:
     """Each client a column, worst-off on the left; its score under each algorithm is a colour."""
     score, order = client_means(record), shown_clients(record)
@@ -119,6 +100,7 @@ def clients(record: Record) -> alt.Chart:
     columns: list[Row] = [
         {
             "client": printable(record.names[k]),
+            "k": int(k),
             "place": place,
             "end": place + 1.1,  # under the next column, or a hairline shows between them
             "train": int(record.train_size[k]),
@@ -156,7 +138,8 @@ def clients(record: Record) -> alt.Chart:
             y=alt.Y(
                 "algorithm:N",
                 title=None,
-                scale=alt.Scale(domain=names, paddingInner=0.12),
+                sort=names,
+                scale=alt.Scale(paddingInner=0.12),
                 axis=name_axis({name: name for name in names}),
             ),
             color=alt.Color(

@@ -16,9 +16,13 @@ from fairwind.report.beside import (
     published,
     rounds_to,
 )
+from fairwind.report.finding import best_shown
 from fairwind.report.html import escaped, frame, plain_spec, table_html, write_figure
+from fairwind.report.legend import legend_html, shared
+from fairwind.report.paired import paired
 from fairwind.report.panel import FindData, Shown, panel_charts, panel_section, show
-from fairwind.report.table import best_rows, display_name, notes, seed_count
+from fairwind.report.plane import plane, plane_section, planes
+from fairwind.report.table import display_name, notes, seed_count
 from fairwind.report.theme import theme
 from fairwind.study import Finished, Study
 
@@ -41,6 +45,8 @@ def write_study(
     labels = tuple(dict.fromkeys(spec for panel in study.panels for spec in panel.algorithms))
     shown = [show(panel, runs, labels, digest(panel.setup)) for panel in study.panels]
     specs = {name: plain_spec(chart) for name, chart in panel_charts(study, shown, find_data)}
+    wide = planes(shown) if "plane" in study.charts else {}
+    specs |= {f"plane-{i}": plain_spec(plane(panels)) for i, panels in enumerate(wide.values())}
     light = theme(list(labels), "light")
     out.mkdir(parents=True, exist_ok=True)
     (out / "figures").mkdir(exist_ok=True)
@@ -52,9 +58,15 @@ def write_study(
         facts=_facts(shown),
         notes=_notes(shown),
         body="\n".join(
-            [*_overview(study, known), *(panel_section(study, i, p) for i, p in enumerate(shown))]
+            [
+                *_overview(study, known),
+                *(plane_section(setup, f"plane-{i}", each) for i, (setup, each) in enumerate(wide.items())),
+                *(panel_section(study, i, p, specs) for i, p in enumerate(shown)),
+            ]
         ),
-        specs=specs,
+        legend=legend_html(list(labels)) if specs else "",
+        specs={name: shared(spec) for name, spec in specs.items()},
+        data={"names": [display_name(label) for label in labels]},
         themes={"light": light, "dark": theme(list(labels), "dark")},
     )
     written = [
@@ -119,6 +131,7 @@ def known_tables(shown: list[Shown]) -> list[latex.Table]:
     for each in shown:
         assert each.record is not None
         summary, table = each.record.results["summary"], each.panel.published
+        ahead = best_shown(each.record, paired(each.record))
         several = seed_count(each.record.results) > 1
         theirs = published()["tables"][table]["rows"] if table else {}
         rows = []
@@ -127,7 +140,7 @@ def known_tables(shown: list[Shown]) -> list[latex.Table]:
             paper = (
                 [tuple(theirs[row["algorithm"]][key]) for key in BESIDE] if row["algorithm"] in theirs else []
             )
-            best = [row["algorithm"] in best_rows(each.record.results, m) for m in BESIDE.values()]
+            best = [ahead.get(m.key) == row["algorithm"] for m in BESIDE.values()]
             rows.append(latex.Row(display_name(row["algorithm"]), ours, paper, best))
         tables.append(latex.Table(each.panel.title, [m.name for m in BESIDE.values()], rows))
     return tables

@@ -1,6 +1,7 @@
 """The measures, how they are printed and compared, and the table for the terminal."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from rich import box
@@ -44,6 +45,14 @@ class Judged(NamedTuple):
     def text(self, value: float) -> str:
         """A value as words say it."""
         return f"{value:.1f} %" if self.kind == "accuracy" else f"{value:.4g}"
+
+    def number(self, value: float) -> str:
+        """An end of an interval as words say it."""
+        if self.kind == "accuracy":
+            text = f"{value:.1f}" if abs(value) >= 0.05 else f"{value:.2f}"  # near zero its side counts
+        else:
+            text = f"{value:.3g}"
+        return "0" if float(text) == 0 else text.replace("-", "−")
 
     def gap(self, value: float) -> str:
         """A difference as words say it."""
@@ -228,19 +237,21 @@ def reading(results: Results) -> str:
     """How to read the cells of the table."""
     seeds = seed_count(results)
     spread = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
-    return spread + ("; best in bold." if len(results["summary"]) > 1 else ".")
+    return spread + ("; bold where ahead of all others beyond noise." if len(results["summary"]) > 1 else ".")
 
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def summary_table(results: Results) -> Table:
-    """The summary for a terminal of 80 columns: means over seeds ± their standard deviation, best in bold."""
+def summary_table(results: Results, ahead: Mapping[str, str] | None = None) -> Table:
+    """The summary for a terminal of 80 columns: means over seeds ± their standard deviation.
+
+    `ahead` names, by measure, the algorithm that is shown to be the best, which is bold.
+    """
     groups = group_measures(results)  # in the place of two others
     others = ("avg", "std", "worst30") if groups else ("avg", "std", "worst30", "worst", "avg_weighted")
     shown = [*(m for m in measures(results) if m.key in others), *groups]
-    best = {m.key: best_rows(results, m) for m in shown}
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
@@ -256,7 +267,7 @@ def summary_table(results: Results) -> Table:
         cells = [Text(display_name(row["algorithm"]))]
         for measure in shown:
             mean, spread = mean_and_spread(row, measure, seed_count(results))
-            style = "bold" if row["algorithm"] in best[measure.key] else ""
+            style = "bold" if (ahead or {}).get(measure.key) == row["algorithm"] else ""
             cells.append(Text(mean, style).append(f" ±{spread}" if spread else "", "not bold dim"))
         table.add_row(*cells)
     return table

@@ -83,6 +83,7 @@ def theme(labels: list[str], mode: Literal["light", "dark"]) -> dict[str, Any]:
             "titleFontSize": 12,
             "titleFontWeight": "normal",
             "symbolStrokeWidth": 3,
+            "symbolBaseFillColor": quiet,
             "symbolBaseStrokeColor": text,  # of shapes; else black, which a dark page swallows
             "rowPadding": 4,
             "columnPadding": 16,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import altair as alt
 
 from fairwind.files import write_atomic
-from fairwind.report.html import escaped, frame, plain_spec, table_html, write_figure
+from fairwind.report.html import chart_html, escaped, frame, plain_spec, table_html, write_figure
 from fairwind.report.table import NAMES, display_name
 from fairwind.report.theme import theme
 
@@ -150,7 +150,7 @@ def _section(check: dict[str, Any], drawn: bool) -> str:
     rows = check["rows"]
     head = list(rows[0]) if rows else []
     table = table_html(head, [[_value(row.get(key)) for key in head] for row in rows]) if rows else ""
-    plot = f'<div class="charts"><div class="chart" id="{check["name"]}"></div></div>' if drawn else ""
+    plot = f'<div class="charts">{chart_html(check["name"])}</div>' if drawn else ""
     return (
         f"<section><h2>{escaped(check['claim'])}</h2><p><b>{escaped(check['verdict'].capitalize())}.</b> "
         f"{escaped(check['explanation'])}</p>{plot}"

@@ -14,7 +14,7 @@ from fairwind.errors import InputError, first_line, unknown, whole
 from fairwind.spec import expand
 from fairwind.study.panel import Panel, Study
 
-CHARTS = ("curves", "distribution", "targets", "pareto", "rsd", "tuned", "labels")
+CHARTS = ("curves", "distribution", "plane", "targets", "pareto", "rsd", "tuned", "labels")
 # Settings that do not affect the numbers
 ALIKE = ("device", "compile", "memory", "engine", "workers", "eval_every", "data_on")
 
@@ -35,7 +35,7 @@ def read_study(file: Path) -> Study:
     if not isinstance(grids, list) or not grids or not all(isinstance(grid, dict) for grid in grids):
         raise InputError(f"{file} has no [[grid]]: name at least its setups and algorithms in one")
     panels = tuple(panel for grid in grids for panel in _panels(str(file), grid))
-    charts = content.get("charts", ["curves", "distribution"])
+    charts = content.get("charts", ["plane", "curves", "distribution"])
     if not isinstance(charts, list):
         raise InputError(f"charts of {file} must be a list, such as ['curves']")
     for chart in charts:

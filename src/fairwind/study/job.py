@@ -82,7 +82,7 @@ def run(job: Job, out: Path, train: Train, say: Callable[[str], None]) -> None:
             check_free(path)
             simulation = recipe.build(task)
             vouched = replace(recipe, settings=simulation.settings)
-            directory = RunDirectory.create(path, vouched, where, str(simulation.choice))
+            directory = RunDirectory.create(path, vouched, where, simulation)
         for line in directory.restore(simulation):
             say(line)
         train(directory, simulation)

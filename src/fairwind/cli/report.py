@@ -1,0 +1,49 @@
+"""report: the page of a comparison, finished or still going, and its table."""
+
+from dataclasses import dataclass
+
+from fairwind.cli.finishing import show
+from fairwind.cli.options import Directory, described
+from fairwind.cli.terminal import out, say
+from fairwind.directory import check_begun, check_whole
+from fairwind.files import RESULTS, is_held, lock, sweep
+
+
+@described
+@dataclass(frozen=True)
+class Report:
+    """Write a comparison's report page and figures anew, and show its table.
+
+    Of a comparison that is still going, or was stopped, an interim page is written: interim.html.
+    """
+
+    directory: Directory
+    """The comparison's directory."""
+    live: bool = False
+    """Serve the page of a comparison that is still going on 127.0.0.1, where it refreshes by itself. Stops
+    when the comparison ends, or at Ctrl-C, which leaves the comparison alone."""
+
+    def run(self) -> None:
+        if (self.directory / RESULTS).exists():
+            return self._finished()
+        from fairwind.report.interim import write_interim  # charts need a second to load
+        from fairwind.report.live import follow
+
+        check_begun(self.directory)
+        if self.live and is_held(self.directory):
+            try:
+                follow(self.directory, say)
+            except KeyboardInterrupt:
+                return say("no longer followed; the run goes on")
+            if (self.directory / RESULTS).exists():
+                return self._finished()
+        record, path = write_interim(self.directory)
+        say(record.state)
+        return out.print(f"interim report: {path}", soft_wrap=True, markup=False)
+
+    def _finished(self) -> None:
+        with lock(self.directory) as mine:
+            check_whole(self.directory)
+            if mine:
+                sweep(self.directory)
+            show(self.directory)

@@ -1,0 +1,269 @@
+"""The page of a run that is not finished, from its recipe, its history and its newest checkpoint.
+
+Nothing but interim.html is written, whole or not at all, and the process that trains is not waited for.
+"""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from fairwind import scores
+from fairwind.directory import FEDERATED, RunDirectory
+from fairwind.errors import InputError
+from fairwind.exchange.evaluation import Evaluations
+from fairwind.files import HISTORY, RECIPE, RESULTS, is_held, read_json, write_atomic
+from fairwind.metrics import METRICS, OF_GROUPS
+from fairwind.recipe import in_words
+from fairwind.report.page import INTERIM, figures, page
+from fairwind.report.record import Record, read_curves
+from fairwind.results import summary_of
+from fairwind.run_folder import CHECKPOINTS
+from fairwind.scores import Score
+
+Lines = list[dict[str, Any]]
+
+
+class Clients(NamedTuple):
+    """What a checkpoint says of the clients, and of the time."""
+
+    round: int
+    seconds: float
+    score: NDArray[np.float32]
+    loss: NDArray[np.float32] | None
+    train_size: NDArray[np.int64]
+    test_size: NDArray[np.int64]
+    names: list[str]
+    groups: tuple[str, ...]
+    rounds: tuple[int, ...]
+    curves: NDArray[np.float32] | None
+    left_out: list[int]
+    stalled: list[int]
+
+
+NOBODY = np.zeros(0, np.int64)
+
+
+def write_interim(directory: Path) -> tuple[Record, Path]:
+    """Writes interim.html into the directory, unless the run has finished meanwhile; returns its path."""
+    record = read_interim(directory)
+    path = write_atomic(directory / INTERIM, page(record, figures(record)).encode())
+    if (directory / RESULTS).exists():
+        path.unlink(missing_ok=True)
+    return record, path
+
+
+def read_interim(directory: Path) -> Record:
+    """A run as far as it is; refused where nothing has been evaluated yet, or no run is there."""
+    history = read_history(directory)
+    federated = _federated(directory)
+    if federated is not None:
+        return _of_federation(directory, federated, history)
+    run = RunDirectory.open(directory)
+    recipe, known = run.recipe, _of_checkpoint(directory)
+    at, lines = _newest(directory, history, known)
+    clients = known if known is not None and known.rounds and known.rounds[-1] == at else None
+    config = {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
+    results = {
+        "setup": recipe.setup,
+        "command": recipe.command(),
+        "config": config | in_words(dataclasses.asdict(recipe.settings)),
+        "scores": run.content.get("scores") or [_score(name) for name in recipe.judged_by[1:]],
+        "environment": run.made_with,
+        "federation": run.content.get("federation") or {"name": recipe.setup},
+        "data": recipe.data,
+    }
+    again = shlex.join(["fairwind", "resume", str(directory)])
+    return _record(directory, results, history, lines, clients, recipe.settings.rounds, again, run.content)
+
+
+def read_history(directory: Path) -> Lines:
+    """The lines that are whole; the last one may be being written."""
+    try:
+        text = (directory / HISTORY).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in text.split("\n")[:-1]:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def _newest(directory: Path, history: Lines, known: Clients | None) -> tuple[int, Lines]:
+    """The round whose numbers are shown, and its line of every run.
+
+    The last evaluation that is in a checkpoint, so that clients and averages are of one model; before
+    there is a checkpoint, the last one of all runs.
+    """
+    if not history:
+        raise InputError(f"nothing has been evaluated in {directory} yet: wait for the first evaluation")
+    by_round: dict[int, Lines] = {}
+    for line in history:
+        by_round.setdefault(line["round"], []).append(line)
+    runs = len(by_round[history[0]["round"]])
+    whole = [t for t, lines in by_round.items() if len(lines) == runs]
+    kept = known.rounds[-1] if known is not None and known.rounds else None
+    at = kept if kept in whole else max(whole)
+    return at, by_round[at]
+
+
+def _record(
+    directory: Path,
+    results: dict[str, Any],
+    history: Lines,
+    lines: Lines,
+    clients: Clients | None,
+    rounds: int | None,
+    again: str,
+    recipe: dict[str, Any],
+) -> Record:
+    """Lines of the history and a checkpoint's clients as the record of a finished run has them."""
+    rows = []
+    for r, line in enumerate(lines):
+        row = {name: line[name] for name in ("algorithm", "seed")} | {"rounds": line["round"]}
+        row["final"] = {name: value for name, value in line.items() if name in (*METRICS, *OF_GROUPS)}
+        row |= {name: line[name] for name in ("groups", "worst_group", "scores") if name in line}
+        # Runs with further models have more lines than counts, which are left to the finished page.
+        counted = clients is not None and len(clients.left_out) == len(lines)
+        row["left_out"] = clients.left_out[r] if counted and clients else 0
+        row["stalled_rounds"] = clients.stalled[r] if counted and clients else 0
+        rows.append(row)
+    now = max(history[-1]["round"], clients.round if clients else 0)
+    seconds = clients.seconds if clients and clients.round else None
+    rate = clients.round / max(seconds, 1e-9) if clients and seconds else None
+    running = is_held(directory)
+    results |= {
+        "runs": rows,
+        "summary": summary_of(rows),
+        "timing": {"seconds": seconds, "rounds_per_second": rate},
+    }
+    unknown = np.full((len(rows), 0), np.nan, np.float32)
+    return Record(
+        results=results,
+        history=history,
+        score=unknown if clients is None else clients.score,
+        train_size=NOBODY if clients is None else clients.train_size,
+        test_size=NOBODY if clients is None else clients.test_size,
+        names=[] if clients is None else clients.names,
+        loss=None if clients is None else clients.loss,
+        groups=() if clients is None else clients.groups,
+        rounds=() if clients is None else clients.rounds,
+        curves=None if clients is None else clients.curves,
+        recipe=recipe,
+        state=_state(running, now, rounds, lines[0]["round"], clients is None, again),
+        running=bool(running),
+    )
+
+
+def _state(running: bool | None, now: int, rounds: int | None, at: int, alone: bool, again: str) -> str:
+    of = f"round {now:,}" if rounds is None else f"round {now:,} of {rounds:,}"
+    if running:
+        said = f"{of.capitalize()}, still running: these are interim numbers."
+    else:
+        word = "Not finished" if running is None else "Stopped"
+        said = f"{word} at {of}: these are interim numbers. Go on with: {again}."
+    if alone:
+        return f"{said} Single clients are shown once there is a checkpoint."
+    return (
+        said if at == now else f"{said} Tables and clients are those of round {at:,}, the last checkpoint’s."
+    )
+
+
+def _of_checkpoint(directory: Path) -> Clients | None:
+    """The clients in the newest checkpoint that can be read; older versions' do not say who they are."""
+    for path in sorted((directory / CHECKPOINTS).glob("[0-9]*.json"), reverse=True):
+        with _vanishing():
+            content = read_json(path)
+            record = content["record"]
+            with safe_open(path.with_suffix(".safetensors"), framework="numpy") as file:
+                rounds, curves = read_curves(file, record["evaluated"])
+                return Clients(
+                    round=content["round"],
+                    seconds=record["seconds"],
+                    score=file.get_tensor("score").astype(np.float32),
+                    loss=file.get_tensor("loss").astype(np.float32),
+                    train_size=file.get_tensor("train_size"),
+                    test_size=file.get_tensor("test_size"),
+                    names=record["names"],
+                    groups=tuple(record["groups"]),
+                    rounds=rounds,
+                    curves=curves,
+                    left_out=file.get_tensor("left_out").tolist(),
+                    stalled=file.get_tensor("stalled").tolist(),
+                )
+    return None
+
+
+@contextmanager
+def _vanishing() -> Iterator[None]:
+    """A checkpoint may be removed while it is read, or be damaged: then the one before it is taken."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError):
+        return
+
+
+def _federated(directory: Path) -> dict[str, Any] | None:
+    """What a real federation's training is known by, where the directory holds one."""
+    try:
+        content = read_json(directory / RECIPE)
+    except (OSError, ValueError):
+        return None
+    owner: dict[str, Any] | None = content.get(FEDERATED)
+    return owner
+
+
+def _of_federation(directory: Path, owner: dict[str, Any], history: Lines) -> Record:
+    """A real federation's training, of which the server keeps what clients said."""
+    clients, judged = None, [_score("accuracy")]
+    for path in sorted((directory / CHECKPOINTS).glob("[0-9]*.json"), reverse=True):
+        with _vanishing():
+            content = read_json(path)
+            record = content["record"]["evaluations"]
+            said = next(iter(record["last"].values()))[3]
+            judged = [_score(name) for name in said]
+            given = [Score(each["name"], lambda o, t: o, each["kind"]) for each in judged]
+            found = Evaluations(given, owner["algorithm"], owner["seed"])
+            found.restore(record)
+            numbers = {name: value.numpy() for name, value in found.of_clients().items()}
+            clients = Clients(
+                round=content["round"],
+                seconds=content["record"]["seconds"],
+                score=numbers["score"].astype(np.float32),
+                loss=numbers["loss"].astype(np.float32),
+                train_size=numbers["train_size"],
+                test_size=numbers["test_size"],
+                names=found.clients,
+                groups=(),
+                rounds=tuple(found.rounds),
+                curves=numbers["curves"].astype(np.float32),
+                left_out=[],
+                stalled=[],
+            )
+            break
+    at, lines = _newest(directory, history, clients)
+    results = {
+        "setup": owner.get("task", ""),
+        "config": owner,
+        "scores": judged,
+        "environment": {},
+        "federation": {"name": owner.get("task", "")},
+    }
+    shown = clients if clients is not None and clients.rounds[-1] == at else None
+    return _record(directory, results, history, lines, shown, None, "the same training, started again", {})
+
+
+def _score(name: str) -> dict[str, Any]:
+    """A score of which the name is known: one of Fairwind's says what kind it is."""
+    known = getattr(scores, name, None)
+    return {"name": name, "kind": known.kind if isinstance(known, Score) else "higher"}
