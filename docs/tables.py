@@ -25,9 +25,11 @@ from fairwind.report.beside import (
     distance,
     rounds_to,
 )
+from fairwind.report.finding import best_shown
 from fairwind.report.html import plain_spec, write_figure
+from fairwind.report.paired import paired as paired_draws
 from fairwind.report.panel import Shown, show
-from fairwind.report.table import MEASURES, best_rows, display_name, seed_count
+from fairwind.report.table import MEASURES, display_name, seed_count
 from fairwind.report.theme import theme
 from fairwind.study import Finished, missing, read_runs
 
@@ -54,11 +56,11 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def summary(study: str, number: str, *keys: str) -> str:
-    """Means ± standard deviations over seeds, the best in bold."""
+    """Means ± standard deviations over seeds, bold where ahead of all others beyond noise."""
     record = panel(study, number).record
     assert record is not None
     shown = [m for m in MEASURES if m.key in (keys or ("avg", "std", "worst30", "avg_weighted"))]
-    best = {m.key: best_rows(record.results, m) for m in shown}
+    ahead = best_shown(record, paired_draws(record))
     several = seed_count(record.results) > 1
     rows = []
     for row in record.results["summary"]:
@@ -67,13 +69,13 @@ def summary(study: str, number: str, *keys: str) -> str:
             mean, std = row[m.key]["mean"], row[m.key]["std"]
             digits = 1 if m.digits == 2 else m.digits
             text = "–" if mean is None else f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if several else "")
-            cells.append(f"**{text}**" if row["algorithm"] in best[m.key] else text)
+            cells.append(f"**{text}**" if row["algorithm"] == ahead.get(m.key) else text)
         rows.append([display_name(row["algorithm"]), *cells])
     return table(["algorithm", *(m.name for m in shown)], rows)
 
 
 def overview() -> str:
-    """The README's table: average and worst 30 % of three setups, the best in bold."""
+    """The README's table: average and worst 30 % of three setups, bold as on a page."""
     setups = {"Synthetic": "3", "FEMNIST": "0", "CIFAR-10": "1"}
     shown = [m for m in MEASURES if m.key in ("avg", "worst30")]
     rows: dict[str, list[str]] = {}
@@ -81,12 +83,12 @@ def overview() -> str:
         record = panel("convergence", number).record
         assert record is not None
         assert seed_count(record.results) == 3
-        best = {m.key: best_rows(record.results, m) for m in shown}
+        ahead = best_shown(record, paired_draws(record))
         for row in record.results["summary"]:
             cells = rows.setdefault(row["algorithm"], [])
             for m in shown:
                 text = f"{row[m.key]['mean']:.1f} ± {row[m.key]['std']:.1f}"
-                cells.append(f"**{text}**" if row["algorithm"] in best[m.key] else text)
+                cells.append(f"**{text}**" if row["algorithm"] == ahead.get(m.key) else text)
     head = [name for setup in setups for name in (f"{setup}: average", "worst 30 %")]
     return table(["algorithm", *head], [[display_name(name), *cells] for name, cells in rows.items()])
 

@@ -192,18 +192,6 @@ def mean_and_spread(row: dict[str, Any], measure: Measure, seeds: int) -> tuple[
     )
 
 
-def best_rows(results: Results, measure: Measure) -> set[str]:
-    """The labels with the best mean; those that print the same share it. Nobody is best alone."""
-    means = {row["algorithm"]: (row.get(measure.key) or {}).get("mean") for row in results["summary"]}
-    known = {label: mean for label, mean in means.items() if mean is not None}
-    if len(means) < 2 or not known:
-        return set()
-    best = (max if measure.best == "highest" else min)(known.values())
-    return {
-        label for label, mean in known.items() if f"{mean:.{measure.digits}f}" == f"{best:.{measure.digits}f}"
-    }
-
-
 def seed_count(results: Results) -> int:
     return len({run["seed"] for run in results["runs"]})
 
