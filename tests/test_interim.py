@@ -195,11 +195,12 @@ def test_a_real_federations_training_has_an_interim_page(ragged: Federation, tmp
     task = task_of(ragged)
     exchange = Exchange(task, "fedavg")
     evaluations = Evaluations([accuracy], "fedavg", 0)
-    run = FederatedRun(tmp_path / "run", {"algorithm": "fedavg", "seed": 0, "task": "hospitals"})
+    owner = {"algorithm": "fedavg", "seed": 0, "task": "hospitals"}
+    run = FederatedRun(tmp_path / "run", owner, exchange.server, evaluations)
     for number in range(3):
         judged = {f"c{k}": Judged(5, 20, 0.5, {"accuracy": 20.0 * k + number}) for k in range(4)}
         evaluations.add(number, judged, {})
-        run.save(exchange.server, evaluations)
+        run.save()
         exchange.round()
     record, path = write_interim(tmp_path / "run")
     assert record.state == "Round 2, still running: these are interim numbers."

@@ -47,7 +47,7 @@ def from_clients(*clients: Any, **options: Any) -> fw.Federation:
 
 
 CASES: list[tuple[Callable[[], object], str]] = [
-    (lambda: fw.compare(task(), {"mine": "fedavg"}), "'fedavg' is a spec, which is its own name"),
+    (lambda: fw.compare(task(), {"mine": "fedavg"}), "'fedavg' is a spec, and keeps its name"),
     (lambda: fw.compare(task(), {"mine": 3}), "3 is not an algorithm"),  # type: ignore[dict-item]
     (lambda: fw.compare(task(), ["fedavg", "fedavg"]), "algorithm 'fedavg' is given twice"),
     (lambda: fw.compare(task(), ["fedadam:lr"]), "parameter 'lr' of fedadam has no value: write lr=…"),

@@ -187,7 +187,7 @@ class Stacked:
             report = report._replace(
                 update_norm=norms(delta), loss=loss[chunk.rows], grad_norm=grad_norm[chunk.rows]
             )
-            part = contributions(self.algorithms, chunk, report, delta)
+            part = contributions(self.algorithms, chunk, report, delta, waits=not self.records)
             return self.further.after(local, bend, chunk, report, delta, part, copy=not self.one_chunk)
 
         for way, local in self.locals.items():

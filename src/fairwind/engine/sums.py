@@ -34,9 +34,17 @@ def by_algorithm(runs: list[Run]) -> list[tuple[AnyAlgorithm, list[int]]]:
 
 
 def contributions(
-    algorithms: list[tuple[AnyAlgorithm, list[int]]], chunk: Chunk, report: Report, delta: list[Tensor]
+    algorithms: list[tuple[AnyAlgorithm, list[int]]],
+    chunk: Chunk,
+    report: Report,
+    delta: list[Tensor],
+    *,
+    waits: bool,
 ) -> Partial:
-    """The rows' contributions, summed run by run; `delta` are their updates as the layout's matrices."""
+    """The rows' contributions, summed run by run; `delta` are their updates as the layout's matrices.
+
+    `waits` if a number may be read: a GPU would have to be waited for, and a recorded round cannot.
+    """
     member, coef, usable = chunk.member, torch.zeros_like(report.size), torch.zeros_like(report.size).bool()
     sums: dict[int, Any] = {}
     for algorithm, all_mine in algorithms:
@@ -60,8 +68,8 @@ def contributions(
     weights = member * coef
     scale = weights.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     scaled = (weights / scale).to(delta[0].dtype)
-    # Mask: 0·NaN is NaN. On a CPU, asking first whether all are usable saves a pass over the updates.
-    if sums and not (coef.device.type == "cpu" and usable.all()):
+    # Mask: 0·NaN is NaN. If all are usable, a pass over the updates is saved.
+    if sums and not (waits and usable.all()):
         for update in delta:
             update.masked_fill_(~usable[:, None], 0)
     with products("float32", coef.device):

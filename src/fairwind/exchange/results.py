@@ -21,30 +21,28 @@ from fairwind.results import summary_of
 from fairwind.run_folder import CHECKPOINTS, held
 
 
+def owner_of(
+    aggregator: Aggregator, evaluations: Evaluations, *, task: str, clients_per_round: int | None
+) -> dict[str, Any]:
+    """Everything that determines the numbers of a training."""
+    layout, privacy = aggregator.layout, aggregator.privacy
+    return {
+        "algorithm": evaluations.label,
+        "seed": evaluations.seed,
+        "task": task,
+        "parameters": dict(zip(layout.names, map(list, layout.shapes), strict=True)),
+        "sends": aggregator.sends,
+        "bounds": {name: str(value) for name, value in vars(aggregator.bounds).items()},
+        "clients_per_round": clients_per_round,
+        **({"privacy": privacy.described()} if privacy else {}),
+    }
+
+
 class FederatedRun:
     """The directory of one training, unfinished or finished."""
 
-    def __init__(
-        self,
-        path: Path,
-        aggregator: Aggregator,
-        evaluations: Evaluations,
-        *,
-        task: str,
-        clients_per_round: int | None,
-    ):
-        """A directory that holds another training is refused."""
-        layout, privacy = aggregator.layout, aggregator.privacy
-        owner = {  # what decides the training's numbers
-            "algorithm": evaluations.label,
-            "seed": evaluations.seed,
-            "task": task,
-            "parameters": dict(zip(layout.names, map(list, layout.shapes), strict=True)),
-            "sends": aggregator.sends,
-            "bounds": {name: str(value) for name, value in vars(aggregator.bounds).items()},
-            "clients_per_round": clients_per_round,
-            **({"privacy": privacy.described()} if privacy else {}),
-        }
+    def __init__(self, path: Path, owner: dict[str, Any], aggregator: Aggregator, evaluations: Evaluations):
+        """`owner` is what `owner_of` says; the directory of another training is refused."""
         self.aggregator, self.evaluations = aggregator, evaluations
         self.path, self.owner = path, json.loads(json.dumps(owner))
         self.began = time.monotonic()

@@ -20,7 +20,7 @@ from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, Judged, check_judged
 from fairwind.exchange.message import RefusedError, Reply, Sends
 from fairwind.exchange.privacy import Privacy
-from fairwind.exchange.results import FederatedRun
+from fairwind.exchange.results import FederatedRun, owner_of
 from fairwind.exchange.server import Aggregator
 from fairwind.flower.nodes import LOG, Nodes
 from fairwind.flower.records import ARRAYS, CONFIG, SHARED, from_content, judged_of, to_arrays, to_record
@@ -169,7 +169,11 @@ class AlgorithmStrategy(Strategy):
             trained = {name: given[name] for name in self.layout.names if name in given}
             self.aggregator.x = self.aggregator.form.vector(trained)[0]
         keep_memory()
-        run = None if self.out is None else self._directory(self.out)
+        run = (
+            None
+            if self.out is None
+            else FederatedRun(self.out, self._owner(), self.aggregator, self.evaluations)
+        )
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result = Result()
         self.summary()
@@ -234,9 +238,9 @@ class AlgorithmStrategy(Strategy):
     def _read(self, node: int, content: RecordDict) -> Reply:
         return from_content(content)
 
-    def _directory(self, path: Path) -> FederatedRun:
+    def _owner(self) -> dict[str, Any]:
         trained = self.aggregator, self.evaluations
-        return FederatedRun(path, *trained, task=self.task, clients_per_round=self.nodes.per_round)
+        return owner_of(*trained, task=self.task, clients_per_round=self.nodes.per_round)
 
     def _begin_tracking(self) -> None:
         evaluations = self.evaluations

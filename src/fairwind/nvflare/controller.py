@@ -13,7 +13,7 @@ from fairwind.errors import whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, check_judged
 from fairwind.exchange.message import RefusedError, Sends
-from fairwind.exchange.results import FederatedRun
+from fairwind.exchange.results import FederatedRun, owner_of
 from fairwind.nvflare.aggregator import AlgorithmAggregator
 from fairwind.nvflare.client import find_task
 from fairwind.nvflare.models import CLIENT, judged_of
@@ -61,8 +61,8 @@ class AlgorithmController(FedAvg):
         self.aggregator = AlgorithmAggregator(task, self.algorithm, **given)
         self.evaluations = Evaluations(as_scores(task.score), self.aggregator.label or "own", self.seed)
         trained = self.aggregator.server, self.evaluations
-        named: dict[str, Any] = {"task": task.name, "clients_per_round": self.clients_per_round}
-        self.kept = None if self.out is None else FederatedRun(Path(self.out), *trained, **named)
+        owner = owner_of(*trained, task=task.name, clients_per_round=self.clients_per_round)
+        self.kept = None if self.out is None else FederatedRun(Path(self.out), owner, *trained)
         try:
             super().run()
             if self.kept is not None and not self.abort_signal.triggered:

@@ -23,10 +23,10 @@ TRACKING = "tracking.json"  # in a run directory: its trackers, and the id by wh
 class Tracked(NamedTuple):
     """A comparison, as trackers know it."""
 
-    name: str
-    id: str  # which stays the same when a comparison is resumed
-    settings: dict[str, str]
-    runs: tuple[str, ...]  # their names, algorithm/seed
+    name: str  #: Its directory's, or its task's with the time.
+    id: str  #: Stays the same when the comparison is resumed.
+    settings: dict[str, str]  #: Task, rounds, solver and so on, as texts.
+    runs: tuple[str, ...]  #: Their names, algorithm/seed.
 
 
 class Tracker(Protocol):
