@@ -17,18 +17,18 @@ PAGES = [
     *sorted((DOCS / "tutorials").glob("*.md")),
     *sorted((DOCS / "howto").glob("*.md")),
 ]
+LONG = ("algorithm", "resume")
 NEEDS = {"hugging-face": "peft", "your-data": "pandas", "export": "pandas"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in LONG else []) for p in PAGES],
+)
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     if page.stem in NEEDS:
         pytest.importorskip(NEEDS[page.stem])
     assert follow(page, tmp_path) > 0
-
-
-def test_the_readmes_python_runs(tmp_path: Path) -> None:
-    assert follow(ROOT / "README.md", tmp_path) > 0
 
 
 def test_a_page_that_shows_something_else_is_found(tmp_path: Path) -> None:
