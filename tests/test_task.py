@@ -107,7 +107,7 @@ def test_a_task_that_is_not_the_same_any_more_is_not_resumed(own: Path, tmp_path
     )
     (out / "results.json").unlink()
     own.write_text(own.read_text().replace("range(20, 26)", "range(21, 27)"))
-    assert "began with another data" in refused("resume", out)
+    assert "was started with a task that differs in its data" in refused("resume", out)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def _begun(directory: RunDirectory, cache: Path | None) -> Simulation:
     differs = directory.recipe.differs(directory.recipe.vouched(task, simulation))
     if differs and (is_reference(directory.recipe.setup) or differs.startswith("algorithm")):
         raise InputError(
-            f"{directory.path} began with another {differs}: undo that, or begin anew in another directory"
+            f"{directory.path} was started with a task that differs in its {differs}: "
+            "restore it, or start in another directory"
         )
     return simulation
