@@ -436,3 +436,10 @@ def test_sets_of_algorithms_by_name() -> None:
     for name in algorithms.REGISTRY:
         assert name in shown.stdout
     assert "a vector that each client keeps" in shown.stdout
+
+
+def test_a_command_starts_without_what_takes_seconds_to_load() -> None:
+    slow = "torch._dynamo", "torch._inductor", "altair", "pandas", "pyarrow", "datasets"
+    code = f"import sys, fairwind.cli; print([name for name in {slow!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -53,6 +53,7 @@ def prepare_compiler() -> None:
     import torch._dynamo  # takes more than a second
 
     torch._dynamo.config.allow_rnn = True
+    torch._dynamo.assume_constant_result(implicit.rounds)  # type: ignore[no-untyped-call]
     for function in (
         recurrent.Recurrence,
         embedding.Lookup,

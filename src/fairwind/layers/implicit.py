@@ -26,14 +26,13 @@ def reads_in_place(x: Tensor, channels: int, outputs: int) -> bool:
     if x.device.type not in DEVICES or x.numel() * max(1, outputs / channels) >= 1 << 31:
         return False  # within a row offsets have 32 bits
     if x.dtype == torch.float32:
-        return bool(_rounds())
+        return rounds()
     # PyTorch's products alone are faster than ours, which pays if there are three of them.
     return x.dtype in HALF and (outputs <= MOST or not torch.is_grad_enabled())
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _rounds() -> bool:
-    """Whether float32 factors may be rounded, when a step is compiled and from then on."""
+def rounds() -> bool:
+    """Whether float32 factors may be rounded; in compiled code, as it was when that was compiled."""
     return torch.get_float32_matmul_precision() != "highest"
 
 
