@@ -43,6 +43,7 @@ def test_the_bits_are_those_of_samples_on_the_device(options: dict) -> None:
     torch.testing.assert_close(host.loss, device.loss, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_what_is_brought_is_bounded_by_the_budget() -> None:
     """A chunk's samples, not the federation's, take room beside the steps."""
     federation = make_federation([10] * 400)

@@ -176,6 +176,7 @@ def test_a_live_page_follows_the_run_and_stops_with_it(
     assert (out / RESULTS).exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
     out = stopped_after(tmp_path / "run", 2)
     with lock(out) as mine:  # as the process that trains does

@@ -132,6 +132,7 @@ def test_the_version_is_one() -> None:
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+@pytest.mark.slow
 def test_installed_in_a_clean_environment_it_runs(installed: Path, tmp_path: Path) -> None:
     program = installed / "bin" / "fairwind"
     assert run(program, "--version", cwd=tmp_path).stdout == f"fairwind {fairwind.__version__}\n"

@@ -173,6 +173,7 @@ def test_a_mistake_is_said_once_and_nobody_waits(given: list[str], message: str,
     assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
 
 
+@pytest.mark.slow
 def test_asked_to_stop_all_ranks_stop_after_the_same_round(tmp_path: Path) -> None:
     out = tmp_path / "run"
     endless = OPTIONS | {"rounds": 100_000, "out": out, "algorithms": "fedavg"}

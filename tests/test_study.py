@@ -256,6 +256,7 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path, change: tuple[str, str], m
         read_study(tmp_path / "fair.toml")
 
 
+@pytest.mark.slow
 def test_a_sweep_by_command_trains_once_and_shows_its_page(tmp_path: Path) -> None:
     (tmp_path / "fair.toml").write_text(TOML)
     words = ("sweep", tmp_path / "fair.toml", "--out", tmp_path / "out", "--device", "cpu")
@@ -406,6 +407,7 @@ def test_mistaken_options_are_named_before_anything_is_trained(
     assert not list(tmp_path.rglob("results.json"))
 
 
+@pytest.mark.slow
 def test_further_models_of_a_run_are_not_taken_for_other_runs(tmp_path: Path) -> None:
     succeeded(
         "compare",

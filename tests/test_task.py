@@ -61,6 +61,7 @@ def assert_same_bits(one: Path, other: Path) -> None:
     assert (one / "history.jsonl").read_bytes() == (other / "history.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_users_file_is_compared_killed_resumed_and_reported(own: Path, tmp_path: Path) -> None:
     algorithms = ["fedavg", "adafedadam", f"{own}:half"]
     options = [
@@ -299,6 +300,7 @@ def test_a_text_task_with_a_mask() -> None:
     assert result.history[-1]["scores"]["auc"]["avg"] is not None
 
 
+@pytest.mark.slow
 def test_the_notebook_executes(tmp_path: Path) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(EXAMPLES / "own_task.ipynb", as_version=4)

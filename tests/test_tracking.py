@@ -164,6 +164,7 @@ def test_a_run_that_was_killed_goes_on_in_its_tracker_and_no_round_doubles(kind:
     assert page.read_text() == (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_command_line_tracks_and_resumes_with_the_same_trackers(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ["--rounds", "4", "--eval-every", "2", "--compile", "off", "--algorithms", "fedavg"]
