@@ -98,7 +98,7 @@ class Driver:
         tensors = [*rows.tensors(), *rows.bend, *batches, *samples.tensors((inputs, targets)), *self.shared]
         described: list[int] = []
         for t, stride in zip(tensors, self.strides, strict=True):
-            assert t.stride() == stride  # the only type that compiled code accepts
+            assert t.stride() == stride  # compiled code is specialised to these strides
             described += [t.data_ptr(), CODES[t.dtype], t.ndim, *t.shape, *t.stride()]
         begin = len(rows.weights) if rows.kept else 0  # products are added to what is kept, or to weights
         _done(

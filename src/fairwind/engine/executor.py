@@ -67,7 +67,7 @@ def over_ranks(outcome: Outcome, runs: list[Run], ranks: Ranks) -> Outcome:
     records = []
     for run, record in zip(runs, outcome.sums, strict=True):
         if record is None:
-            assert not isinstance(run.algorithm, CohortAlgorithm | GramAlgorithm)  # of one rank
+            assert not isinstance(run.algorithm, CohortAlgorithm | GramAlgorithm)  # these run in one process
             empty = run.algorithm.client(nobody).sums
             record = type(empty)(*(each.sum() for each in empty))
         records.append(record)

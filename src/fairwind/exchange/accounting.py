@@ -8,7 +8,7 @@ from fairwind.errors import InputError
 from fairwind.exchange.privacy import Privacy
 
 ADJACENCY = "replace one client"
-ALL = (1, 1)  # clients drawn, of how many; None if all take part, or participation is not secret
+ALL = (1, 1)  # clients drawn, of how many, if nothing is drawn in secret: all take part, or it is known who
 
 
 class Accountant:
