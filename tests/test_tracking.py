@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,23 @@ def test_a_run_that_was_killed_goes_on_in_its_tracker_and_no_round_doubles(kind:
     found, _, page = READERS[kind](tmp_path / "shown", "worst30")
     assert {k: pytest.approx(v, rel=1e-6) for k, v in told(compared).items()} == found
     assert page.read_text() == (out / "report.html").read_text()
+
+
+def test_tensorboard_reads_a_later_process_last_whatever_its_number(tmp_path: Path) -> None:
+    from fairwind.tracking.tensorboard import TensorBoard
+
+    def show(value: float) -> None:
+        tracker = TensorBoard(tmp_path)
+        tracker.start(Tracked(name="run", id="1", settings={}, runs=("fedavg/0",)))
+        tracker.log("fedavg/0", 0, {"avg": value})
+        tracker.finish(complete=True, page=None)
+
+    show(1.0)
+    (file,) = (tmp_path / "run/fedavg/0").iterdir()
+    # As if the first process had the higher number, and the other began in the same second.
+    file.rename(file.with_name(f"events.out.tfevents.{int(time.time())}.~"))
+    show(2.0)
+    assert read_tensorboard(tmp_path, "avg")[0] == {"fedavg/0": {0: 2.0}}
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """TensorBoard: a folder of event files for each run."""
 
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ class TensorBoard:
         self.place = self._place(tracked)
         table = "\n".join(["| setting | value |", "|---|---|"])
         table += "".join(f"\n| {name} | {value} |" for name, value in tracked.settings.items())
+        self._wait()
         for run in tracked.runs:
             label, _, seed = run.rpartition("/")
             # What is there of an earlier process is void from step 0 on: the rounds it told come again.
@@ -40,6 +42,15 @@ class TensorBoard:
             if (place / ID).exists() and (place / ID).read_text() == tracked.id:
                 return place
             number += 1
+
+    def _wait(self) -> None:
+        """Waits until a new file's name sorts after those of an earlier process.
+
+        TensorBoard reads files in the order of their names: the second in which they were begun, the
+        host, the process's number. Of two processes in one second, the later may have the lower number.
+        """
+        seconds = [int(file.name.split(".")[3]) for file in self.place.glob("*/*/events.out.tfevents.*")]
+        time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0), 1))
 
     def log(self, run: str, round: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
