@@ -31,14 +31,25 @@ LAYERS = (
 
 # The same within a package.
 ENGINE = (
-    ("precision", "workers", "ranks", "layout", "losses", "graphs", "solver", "checkpoint", "curves"),
+    (
+        "precision",
+        "workers",
+        "ranks",
+        "layout",
+        "losses",
+        "graphs",
+        "solver",
+        "checkpoint",
+        "curves",
+        "native",
+    ),
     ("modules", "held"),
     ("settings", "plain", "gradients", "plan", "executor"),
     ("model", "ragged", "learner", "local", "memory"),
     ("steps", "choice", "evaluate", "checks", "server"),
-    ("workspace", "compiling", "loop", "views"),
+    ("workspace", "compiling", "classifier", "loop", "views"),
     ("sums", "cutting"),
-    ("further",),
+    ("further", "compilation"),
     ("stacked",),
     ("simulation",),
 )

@@ -19,7 +19,7 @@ from simulations import SOLVERS, assert_together, dropout_model, simulation
 @pytest.mark.parametrize(
     ("solver", "model"),
     [
-        ("sgd", lambda: nn.Linear(FEATURES, CLASSES).double()),
+        ("sgd", make_model),
         pytest.param("nesterov", dropout_model, marks=pytest.mark.slow),
     ],
 )

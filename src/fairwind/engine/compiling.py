@@ -6,12 +6,6 @@ steps are replayed as CUDA graphs, `torch.compile` is used.
 """
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 import warnings
 import zipfile
 from importlib.util import find_spec
@@ -27,12 +21,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from fairwind.data import samples
 from fairwind.engine.gradients import Product
 from fairwind.engine.graphs import out_of_memory
+from fairwind.engine.native import build, cached, compiler, source
 from fairwind.engine.steps import Batches, Rows, Step
 from fairwind.errors import first_line
-from fairwind.files import default_cache
 from fairwind.layers import prepare_compiler, tracing
 
-DRIVER = Path(__file__).parent / "driver.cpp"
+DRIVER = "driver.cpp", "tiny.h"
 # Sizes of the example that a step is traced with: all different, so that none is mistaken for another.
 ROWS, BENDS, TABLE, SAMPLES = 7, 13, 29, 41
 OPTIONS = {"cpp.threads": 1}  # a worker has one core
@@ -51,12 +45,7 @@ CODES = {  # of types, in C++
 
 
 def compiler_found(device: torch.device) -> bool:
-    return find_spec("triton") is not None if device.type == "cuda" else _compiler() is not None
-
-
-def _compiler() -> str | None:
-    names = os.environ.get("CXX", "g++"), "g++", "clang++"
-    return next((name for name in names if shutil.which(name)), None)
+    return find_spec("triton") is not None if device.type == "cuda" else compiler() is not None
 
 
 class Library:
@@ -75,6 +64,9 @@ class Library:
         varying += [0] * len(self.shared)
         self.strides = [t.stride() for t in (*example, *self.shared)]
         self.path = _build(graph, [*example, *self.shared], varying)
+
+    def driver(self) -> "Driver":
+        return Driver(self)
 
 
 class Driver:
@@ -193,24 +185,14 @@ def _lift(graph: GraphModule) -> list[Tensor]:
 def _build(graph: GraphModule, example: list[Tensor], varying: list[int]) -> Path:
     """The cache folder of the compiled graph and its driver."""
     shapes = [(str(t.dtype), tuple(t.shape), t.stride()) for t in example]
-    described = graph.code, shapes, DRIVER.read_text(), OPTIONS, torch.__version__, _processor()
-    name = hashlib.sha256(repr(described).encode()).hexdigest()[:24]
-    folder = default_cache() / "compiled"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="fairwind-"))
-    path = folder / name
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as made, warnings.catch_warnings():
+    described = graph.code, shapes, source(*DRIVER), OPTIONS, torch.__version__
+
+    def make(folder: Path) -> None:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _compile(graph, example, varying, Path(made))
-            try:
-                os.rename(made, path)
-            except OSError:  # another process was faster
-                shutil.rmtree(made, ignore_errors=True)
-            Path(made).mkdir(exist_ok=True)  # for its end
-    return path
+            _compile(graph, example, varying, folder)
+
+    return cached(described, make)
 
 
 def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], folder: Path) -> None:
@@ -227,21 +209,8 @@ def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], fold
         (library,) = (name for name in archive.namelist() if name.endswith(".so"))
         (folder / "step.so").write_bytes(archive.read(library))
     Path(package).unlink()
-    compiler, libraries = _compiler(), Path(torch.__file__).parent / "lib"
-    assert compiler is not None
-    native = ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else []
-    options = ["-O3", *native, "-std=c++17", "-shared", "-fPIC", "-o", str(folder / "driver.so")]
-    linked = [f"-L{libraries}", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
-    subprocess.run([compiler, *options, str(DRIVER), *linked], check=True, capture_output=True)
-
-
-def _processor() -> str:
-    """What compiled code depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return platform.processor()
+    libraries = Path(torch.__file__).parent / "lib"
+    build(DRIVER[0], folder / "driver.so", f"-L{libraries}", "-ltorch_cpu", f"-Wl,-rpath,{libraries}")
 
 
 def compiled_for_gpu(step: Step) -> Step:

@@ -4,9 +4,8 @@
 #include <cstdint>
 #include <cstddef>
 #include <vector>
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
+
+#include "tiny.h"
 
 extern "C" {
 
@@ -32,16 +31,6 @@ using Run = int32_t (*)(void* container, Handle* inputs, size_t, Handle* outputs
 }  // extern "C"
 
 namespace {
-
-// Within, numbers too small for full precision count as zero: processors are slow with them, and the
-// probabilities of a model that is sure of itself are such numbers.
-struct FlushTiny {
-#if defined(__SSE2__)
-  const unsigned before = _mm_getcsr();
-  FlushTiny() { _mm_setcsr(before | 0x8040); }
-  ~FlushTiny() { _mm_setcsr(before); }
-#endif
-};
 
 // Keeps a handle until the end of its block.
 struct Owned {

@@ -37,7 +37,6 @@ from fairwind.metrics import by_group, fairness, finite
 from fairwind.scores import Score, accuracy, as_scores
 
 LONG = 10**7  # operations of a sample's forward pass
-COMPILING = {"cpu": 30, "cuda": 60}  # seconds that compiling takes, about, and must save
 
 
 class Simulation:
@@ -113,7 +112,7 @@ class Simulation:
             return Loop(self.plain, *given, workers=s.workers)
         stacked = Stacked(self.choice.stacked, *given, budget=budget, workers=s.workers, ranks=self.ranks)
         if s.compile == "auto":
-            worth = s.rounds * stacked.saves() >= COMPILING[self.x.device.type]
+            worth = stacked.pays(s.rounds)
             if worth and not compiler_found(self.x.device):
                 missing = "Triton" if self.x.is_cuda else "a C++ compiler (g++ or clang++)"
                 warnings.warn(f"{missing} was not found: steps run uncompiled, and slower", stacklevel=3)

@@ -4,17 +4,16 @@ Rows are sorted by their number of local steps, so the rows still training are a
 They are trained in chunks that fit into memory; only sums leave a chunk.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairwind.contract import Report
 from fairwind.data.federation import Federation
-from fairwind.engine.compiling import Driver, Library, compiled_for_gpu
+from fairwind.engine.compilation import compile_steps, seconds
 from fairwind.engine.cutting import PROBES, Cutter, Kind
 from fairwind.engine.executor import Outcome, Run, over_ranks
 from fairwind.engine.further import Further, MeanGradient, Trained
@@ -96,42 +95,25 @@ class Stacked:
             made[way] = Workspace(step, *trained, kept=solver.moments, casts=True, rules=local.rules)
         return made
 
+    def pays(self, rounds: int) -> bool:
+        """Whether compiled steps save more time in so many rounds than it takes to compile them."""
+        saved = self.cutter.saved(self.ranks.world)
+        return rounds * saved >= seconds(self._needed(), self.planner.solver)
+
     def compile(self) -> None:
         """Compiles the steps before the first round."""
         self.uncompiled = True
 
-    def _compile(self) -> None:
-        """Compiles the steps that will be used; if that fails, a step runs uncompiled, with a warning."""
-        self.uncompiled = False
-        needed = {*self.locals, *(run.algorithm.probe for run in self.runs)}
-        for kind, first in self.workers.states[0].items():
-            if kind not in needed:
-                continue
-            if self.device.type == "cuda":
-                first.step = compiled_for_gpu(first.step)
-                continue
-            try:
-                library = Library(first.step, *first.example())
-                for workspaces in self.workers.states:
-                    workspaces[kind].compiled = Driver(library)
-            except Exception as error:  # whatever the compiler makes of a user's module
-                warnings.warn(f"{kind} steps run uncompiled, and slower: {first_line(error)}", stacklevel=3)
-
-    def saves(self) -> float:
-        """Approximately how many seconds compiled steps save in a round."""
-        solver, size = self.planner.solver, self.planner.federation.train
-        steps = solver.most * (-(-size // solver.batch_size))
-        rows = self.planner.participants * len(self.runs) // self.ranks.world
-        numbers = rows * self.cutter.fixed("training")
-        if self.device.type == "cuda":  # passes over memory; but many small products gain nothing
-            recurrent = any(isinstance(layer, nn.RNNBase) for layer in self.model.training.modules())
-            return 0.0 if recurrent else 3e-12 * numbers * float(steps.double().mean())
-        calls = max(int(steps.max()), int(numbers // self.cutter.budget * steps.double().mean()))
-        return 1e-3 * calls
+    def _needed(self) -> Workspaces:
+        """The kinds of steps that will be used, and the first worker's workspaces for them."""
+        kinds = {*self.locals, *(run.algorithm.probe for run in self.runs)}
+        return {kind: each for kind, each in self.workers.states[0].items() if kind in kinds}
 
     def prepare(self, round: int) -> int:
         if self.uncompiled:
-            self._compile()
+            self.uncompiled = False
+            for kind in self._needed():
+                compile_steps(kind, [each[kind] for each in self.workers.states], self.planner.solver)
         steps = self.cutter.begin(round, self.ranks)
         if self.ran_short:
             self.kept.clear()

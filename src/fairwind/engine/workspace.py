@@ -43,6 +43,10 @@ class Workspace:
         self.there: Tensor | None = None  # clients whose samples were copied to the device
         self.clear()
 
+    @property
+    def device(self) -> torch.device:
+        return tensors(self.data)[0].device
+
     def clear(self) -> None:
         """Frees all memory."""
         self.graphs.forget()
@@ -66,7 +70,7 @@ class Workspace:
 
     def example(self) -> tuple[Rows, Batches, Any, Any]:
         """Example arguments of a step, with a few rows."""
-        own, device = self.model.dtype, tensors(self.data)[0].device
+        own, device = self.model.dtype, self.device
         table = torch.zeros(2, self.batch_size, dtype=torch.int64, device=device)
         number = torch.zeros((), dtype=own, device=device)
         counters = torch.zeros_like(table[0, 0]), number, number

@@ -9,17 +9,22 @@ from torch.utils._pytree import tree_leaves
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, records whether all operations on vectors are elementwise."""
+    """While active, records the operations on vectors, matrices and so on."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.pointwise = True
+        self.seen: set[Any] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        vectors = any(isinstance(t, Tensor) and t.ndim for t in tree_leaves((args, kwargs, found)))
-        self.pointwise &= not vectors or torch.Tag.pointwise in func.tags or func in ALSO
+        if any(isinstance(t, Tensor) and t.ndim for t in tree_leaves((args, kwargs, found))):
+            self.seen.add(func)
         return found
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether all of them are elementwise."""
+        return all(torch.Tag.pointwise in func.tags or func in ALSO for func in self.seen)
 
 
 ALSO = {

@@ -1,0 +1,44 @@
+"""Whether steps are compiled, and what compiles them."""
+
+import warnings
+from collections.abc import Sequence
+
+from fairwind.engine.classifier import Classifier, applies
+from fairwind.engine.compiling import Library, compiled_for_gpu
+from fairwind.engine.cutting import Kind
+from fairwind.engine.solver import Solver
+from fairwind.engine.workspace import Workspace
+from fairwind.errors import first_line
+
+# About how many seconds it takes: with PyTorch's compiler, or where C++ for these steps is at hand.
+SECONDS = {"cpu": 30, "cuda": 60}
+AT_HAND = 3
+
+
+def seconds(steps: dict[Kind, Workspace], solver: Solver) -> float:
+    """About how long it takes to compile these kinds of steps."""
+    if all(_at_hand(kind, workspace, solver) for kind, workspace in steps.items()):
+        return AT_HAND
+    return SECONDS[next(iter(steps.values())).device.type]
+
+
+def compile_steps(kind: Kind, workspaces: Sequence[Workspace], solver: Solver) -> None:
+    """Compiles the steps of a kind for each worker; if that fails, they run uncompiled, with a warning."""
+    first = workspaces[0]
+    if first.device.type == "cuda":  # where one worker has all rows
+        first.step = compiled_for_gpu(first.step)
+        return
+    try:
+        if _at_hand(kind, first, solver):
+            library: Library | Classifier = Classifier(kind, first.model, first.rules)
+        else:
+            library = Library(first.step, *first.example())
+        for workspace in workspaces:
+            workspace.compiled = library.driver()
+    except Exception as error:  # whatever the compiler makes of a user's module
+        warnings.warn(f"{kind} steps run uncompiled, and slower: {first_line(error)}", stacklevel=4)
+
+
+def _at_hand(kind: Kind, workspace: Workspace, solver: Solver) -> bool:
+    on_cpu = workspace.device.type == "cpu"
+    return on_cpu and applies(kind, workspace.model, workspace.data, workspace.rules, solver)
