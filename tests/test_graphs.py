@@ -15,7 +15,7 @@ SEEING = CohortAlgorithm | GramAlgorithm  # whose servers decide on the host
 
 @pytest.fixture(autouse=True)
 def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.counter.SORTED_BY_NUMPY", ())
+    monkeypatch.setattr("fairwind.counter.BY_NUMPY", ())
 
 
 @pytest.mark.parametrize("solver", ["sgd", "momentum", "nesterov", "decay"])

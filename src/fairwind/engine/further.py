@@ -147,7 +147,7 @@ class Further:
             if r in chunk.rows_of:
                 here = chunk.rows_of[r]
                 size, counted = self.sizes[chunk.clients(here)], torch.isfinite(norm[here])
-                each = size / chunk.selection.size[chunk.row_entry[here]]
+                each = size / chunk.size[here]
                 flat = self.layout.from_matrices([m[here] for m in sums])
                 flat = torch.where(counted[:, None], flat, 0).double()
                 total = torch.where(counted, each, 0)[None] @ flat

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.counter import mix, segments
+from fairwind.counter import mixed, segments
 from fairwind.engine.plan import Order, Selection, places
 
 
@@ -16,6 +16,9 @@ class Chunk(NamedTuple):
     rows: Tensor  # (n,) which of the round's rows
     row_run: Tensor  # (n,)
     row_entry: Tensor  # (n,) which of the selection's entries
+    client: Tensor  # (n,)
+    size: Tensor  # (n,) samples, in float64
+    steps: Tensor  # (n,) τ, in float64
     runs: list[int]  # the runs among the rows, here
     runs_there: Tensor  # and on the device
     member: Tensor  # (runs, n) 1 where a row is the run's, else 0
@@ -29,7 +32,7 @@ class Chunk(NamedTuple):
 
     def clients(self, rows: Tensor) -> Tensor:
         """The clients of some of the chunk's rows."""
-        return self.selection.client[self.row_entry[rows]]
+        return self.client[rows]
 
     def samples(self, order: Order) -> Tensor:
         """The batches' samples (Σ counts, B), with all bits inverted, and thus negative, for padding."""
@@ -37,7 +40,7 @@ class Chunk(NamedTuple):
 
     def dropout_keys(self, order: Order) -> Tensor:
         """The random keys of the batches' dropout (Σ counts,)."""
-        return mix(order.dropout_key[self.batch_entry], self.batch_step)
+        return mixed(order.dropout_key[self.batch_entry], self.batch_step)
 
 
 def chunk_of(
@@ -59,6 +62,9 @@ def chunk_of(
         rows.to(device),
         row_run.to(device),
         row_entry,
+        selection.client[row_entry],
+        selection.size[row_entry].double(),
+        selection.steps[row_entry].double(),
         runs.tolist(),
         runs.to(device),
         (runs[:, None] == row_run).double().to(device),

@@ -101,6 +101,8 @@ class Solver:
         if self.optimizer != "sgd":
             return torch.full_like(steps, torch.nan)
         rho = self.momentum
+        if not rho:
+            return steps
         heavy = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         return steps + rho * heavy if self.nesterov else heavy
 

@@ -264,7 +264,7 @@ class Stacked:
     ) -> tuple[Tensor, Tensor, dict[int, tuple[Tensor, Tensor]]]:
         """Each row's mean loss, and its gradient's norm if the probe needs it; and sums of gradients."""
         rows = self._work(chunk, workspaces[kind], models)
-        summed, size = rows.loss.double(), chunk.selection.size[chunk.row_entry]
+        summed, size = rows.loss.double(), chunk.size
         if not rows.kept:
             return summed / size, summed * torch.nan, {}
         sums = self.model.layout.as_matrices(rows.kept[0])
@@ -273,9 +273,7 @@ class Stacked:
 
     def _report(self, chunk: Chunk, loss0: Tensor) -> Report:
         """The rows' reports without the results of training."""
-        selection = chunk.selection
-        size = selection.size[chunk.row_entry].double()
-        steps = self.planner.solver.accumulated(selection.steps[chunk.row_entry].double())
-        unknown = torch.full_like(size, torch.nan)
-        first = loss0[chunk.row_run, selection.client[chunk.row_entry]]
-        return Report(size, steps, self.lr.expand_as(size), unknown, unknown, first, unknown)
+        steps = self.planner.solver.accumulated(chunk.steps)
+        unknown = torch.full_like(chunk.size, torch.nan)
+        first = loss0[chunk.row_run, chunk.client]
+        return Report(chunk.size, steps, self.lr.expand_as(steps), unknown, unknown, first, unknown)
