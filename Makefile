@@ -37,7 +37,7 @@ docs: $(VENV)/.docs  ## the documentation site, into site/: open site/index.html
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs site
 
 test: setup $(VENV)/.flower $(VENV)/.docs
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow

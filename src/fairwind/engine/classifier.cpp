@@ -51,7 +51,7 @@ inline Vector<float> exponential(Vector<float> x) {
   const Vector<float> r = x - k * 0.693145752f - k * 1.42860677e-6f;  // ln(2) in two parts
   Vector<float> sum = r * (1.0f / 5040) + 1.0f / 720;
   for (const float term : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) sum = sum * r + term;
-  const auto power = (reinterpret_cast<const Vector<int32_t>&>(shifted) << 23) + 0x3F800000;
+  const auto power = (reinterpret_cast<const Vector<uint32_t>&>(shifted) << 23) + 0x3F800000u;
   return x < -87.0f ? Vector<float>{} : sum * reinterpret_cast<const Vector<float>&>(power);
 }
 
