@@ -102,7 +102,7 @@ struct Row {
     }
   }
 
-  // Moves towards −rate·(μ·y + v).
+  // Takes the step −rate·(μ·y + v).
   void bend(const T* v, T pull, T rate) const {
     const T keep = 1 - rate * pull;
     for (int64_t i = 0; i < (features + biased) * width; i += LANES<T>)
