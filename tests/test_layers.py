@@ -570,6 +570,7 @@ def test_functional_dropout_is_traced_for_any_number_of_rows() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # PyTorch's own
 def test_stacked_layers_compile_for_any_number_of_rows() -> None:
     check_compiled(Text(), IDS, "inductor")
     check_compiled(image(), normal(2, 2, 4, 4), "inductor")
