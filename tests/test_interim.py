@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,9 @@ def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
     with lock(out) as mine:  # as the process that trains does
         assert mine
         command = [sys.executable, "-m", "fairwind", "report", "--live", str(out)]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENV)
+        # A shell makes what it starts in the background ignore this signal, tests too.
+        heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENV, preexec_fn=heard)
         assert process.stderr is not None
         address = process.stderr.readline().split()[0]
         assert "still running" in fetched(address)
