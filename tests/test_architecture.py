@@ -49,7 +49,7 @@ ENGINE = (
     ("steps", "choice", "evaluate", "checks", "server"),
     ("workspace", "compiling", "classifier", "loop", "views"),
     ("sums", "cutting"),
-    ("further", "compilation"),
+    ("further", "backends"),
     ("stacked",),
     ("simulation",),
 )

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES
 from fairwind import Federation, Settings, Solver, algorithms
+from fairwind.engine.backends import at_hand, compile_steps
 from fairwind.engine.classifier import Classifier
-from fairwind.engine.compilation import _at_hand, compile_steps
 from fairwind.engine.compiling import compiler_found
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
@@ -234,7 +234,7 @@ def test_which_steps_it_takes(
 
 
 def applied(made: Simulation, kind: str) -> bool:
-    return _at_hand(kind, made.executor.workers.states[0][kind], made.settings.solver)
+    return at_hand(kind, made.executor.workers.states[0][kind], made.settings.solver)
 
 
 def test_short_runs_are_compiled_too_because_it_takes_seconds() -> None:

@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "tiny.h"
+#include "subnormal.h"
 
 namespace {
 
@@ -160,7 +160,7 @@ struct Task {
   const T* scales;
 
   void run() const {
-    const FlushTiny within;
+    const FlushSubnormal within;
     const bool apart = kind == gradient, bends = weight_bend.data;
     const int64_t width = (classes + LANES<T> - 1) / LANES<T> * LANES<T>, size = (features + 1) * width;
     std::vector<T> room((1 + apart + bends) * size + batch * width + LANES<T>);

@@ -23,8 +23,8 @@ from fairwind.layers.pointwise import Operations
 
 KINDS = {"training": 0, "personal": 0, "gradient": 1, "loss": 2}  # as in the C++
 TYPES = {torch.float32: "float", torch.float64: "double"}
-LARGEST = 1 << 20  # bytes of a weight, beyond which matrix products of a library are faster
-FILES = "classifier.cpp", "tiny.h"
+LARGEST = 1 << 20  # bytes of a weight, so that it stays in the cache
+FILES = "classifier.cpp", "subnormal.h"
 LINEAR = {
     torch.ops.aten.addmm.default,
     torch.ops.aten.mm.default,

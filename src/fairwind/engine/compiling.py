@@ -26,7 +26,7 @@ from fairwind.engine.steps import Batches, Rows, Step
 from fairwind.errors import first_line
 from fairwind.layers import prepare_compiler, tracing
 
-DRIVER = "driver.cpp", "tiny.h"
+DRIVER = "driver.cpp", "subnormal.h"
 # Sizes of the example that a step is traced with: all different, so that none is mistaken for another.
 ROWS, BENDS, TABLE, SAMPLES = 7, 13, 29, 41
 OPTIONS = {"cpp.threads": 1}  # a worker has one core

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "tiny.h"
+#include "subnormal.h"
 
 extern "C" {
 
@@ -160,7 +160,7 @@ extern "C" int32_t take_steps(
     const int64_t* counts, int64_t steps, const int64_t* targets, int64_t products, const int64_t* bends,
     int64_t bent, int64_t which) {
   const int32_t cpu = 0, float64 = 7;
-  const FlushTiny within;
+  const FlushSubnormal within;
   std::vector<Tensor> all(tensors);
   for (auto& t : all) {
     t.data = reinterpret_cast<void*>(*described++);

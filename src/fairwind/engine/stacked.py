@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairwind.contract import Report
 from fairwind.data.federation import Federation
-from fairwind.engine.compilation import compile_steps, seconds
+from fairwind.engine.backends import compile_steps, seconds
 from fairwind.engine.cutting import PROBES, Cutter, Kind
 from fairwind.engine.executor import Outcome, Run, over_ranks
 from fairwind.engine.further import Further, MeanGradient, Trained

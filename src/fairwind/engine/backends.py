@@ -17,7 +17,7 @@ AT_HAND = 3
 
 def seconds(steps: dict[Kind, Workspace], solver: Solver) -> float:
     """About how long it takes to compile these kinds of steps."""
-    if all(_at_hand(kind, workspace, solver) for kind, workspace in steps.items()):
+    if all(at_hand(kind, workspace, solver) for kind, workspace in steps.items()):
         return AT_HAND
     return SECONDS[next(iter(steps.values())).device.type]
 
@@ -29,7 +29,7 @@ def compile_steps(kind: Kind, workspaces: Sequence[Workspace], solver: Solver) -
         first.step = compiled_for_gpu(first.step)
         return
     try:
-        if _at_hand(kind, first, solver):
+        if at_hand(kind, first, solver):
             library: Library | Classifier = Classifier(kind, first.model, first.rules)
         else:
             library = Library(first.step, *first.example())
@@ -39,6 +39,7 @@ def compile_steps(kind: Kind, workspaces: Sequence[Workspace], solver: Solver) -
         warnings.warn(f"{kind} steps run uncompiled, and slower: {first_line(error)}", stacklevel=4)
 
 
-def _at_hand(kind: Kind, workspace: Workspace, solver: Solver) -> bool:
+def at_hand(kind: Kind, workspace: Workspace, solver: Solver) -> bool:
+    """Whether there is C++ for these steps."""
     on_cpu = workspace.device.type == "cpu"
     return on_cpu and applies(kind, workspace.model, workspace.data, workspace.rules, solver)
