@@ -10,10 +10,12 @@ from fairwind.layers import (
     embedding,
     implicit,
     linear,
+    lstm,
     masks,
     normalization,
     pooling,
     recurrent,
+    sixteen_bits,
 )
 
 STACKABLE: dict[type[nn.Module], type[nn.Module]] = {
@@ -53,9 +55,10 @@ def prepare_compiler() -> None:
     import torch._dynamo  # takes more than a second
 
     torch._dynamo.config.allow_rnn = True
-    torch._dynamo.assume_constant_result(implicit.rounds)  # type: ignore[no-untyped-call]
+    torch._dynamo.assume_constant_result(sixteen_bits.rounds)  # type: ignore[no-untyped-call]
     for function in (
         recurrent.Recurrence,
+        lstm.Layer,
         embedding.Lookup,
         convolution.WindowProduct,
         implicit.Convolution,

@@ -1,39 +1,26 @@
 """Convolutions of stacked models on a GPU with our own kernels, which read windows in place (implicit GEMM).
 
 Im2col writes every window to memory, nine times the activations for a 3×3 kernel. These kernels do not. They
-multiply 16-bit numbers. If float32 factors may be rounded to TF32, each row's are scaled by a power of two
-and rounded to float16, which has TF32's ten mantissa bits: only numbers 2²⁸ times smaller than the row's
-largest lose precision. Sums are float32.
+multiply 16-bit numbers (see `sixteen_bits`); sums are float32.
 """
 
-import math
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairwind.layers.operators import Window, convolve, convolve_back, convolve_pixels, sum_pixels
+from fairwind.layers.sixteen_bits import half, may_be_half, packed
 
-DEVICES = ("cuda",) if find_spec("triton") else ()
-HALF = (torch.bfloat16, torch.float16)
-SMALLEST = 2.0**-100  # number that a row is scaled by
 MOST = 128  # outputs up to which writing 16-bit windows costs more than a slower product
 
 
 def reads_in_place(x: Tensor, channels: int, outputs: int) -> bool:
     """Whether these kernels are faster and precise enough for such inputs."""
-    if x.device.type not in DEVICES or x.numel() * max(1, outputs / channels) >= 1 << 31:
+    if not may_be_half(x) or x.numel() * max(1, outputs / channels) >= 1 << 31:
         return False  # within a row offsets have 32 bits
-    if x.dtype == torch.float32:
-        return rounds()
-    # PyTorch's products alone are faster than ours, which pays if there are three of them.
-    return x.dtype in HALF and (outputs <= MOST or not torch.is_grad_enabled())
-
-
-def rounds() -> bool:
-    """Whether float32 factors may be rounded; in compiled code, as it was when that was compiled."""
-    return torch.get_float32_matmul_precision() != "highest"
+    # PyTorch's 16-bit products alone are faster than ours, which pays if there are three of them.
+    return x.dtype == torch.float32 or outputs <= MOST or not torch.is_grad_enabled()
 
 
 class Convolution(torch.autograd.Function):
@@ -42,7 +29,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, window: Window) -> tuple[Tensor, ...]:
         """Outputs (..., B, H', W', outputs), and the factors in 16 bits if they were rounded."""
-        (rows, x_unit), (kernels, unit) = _half(_packed(_rows(x))), _half(_rows(kernel))
+        (rows, x_unit), (kernels, unit) = half(packed(_rows(x))), half(_rows(kernel))
         y = convolve(rows, x_unit, kernels, unit, *window[1:])
         y = y.view(*x.shape[:-4], *y.shape[1:])
         y = y if bias is None else y + bias[..., None, None, None, :]
@@ -64,10 +51,10 @@ class Convolution(torch.autograd.Function):
                 x, x_unit, kernel, kernel_unit = ctx.saved_tensors
             else:
                 x, kernel = map(_rows, ctx.saved_tensors)
-                x, x_unit, kernel_unit = _packed(x), None, None
-            d_y = _packed(_rows(d_y))
+                x, x_unit, kernel_unit = packed(x), None, None
+            d_y = packed(_rows(d_y))
             d_bias = None if bias_shape is None else sum_pixels(d_y).view(bias_shape)
-            d_y, y_unit = _half(d_y)
+            d_y, y_unit = half(d_y)
             d_kernel = convolve_pixels(x, x_unit, d_y, y_unit, kernel_shape[-4:-2], how).view(kernel_shape)
             d_x = None
             if ctx.needs_input_grad[0]:
@@ -88,21 +75,3 @@ class Convolution(torch.autograd.Function):
 def _rows(t: Tensor) -> Tensor:
     """All leading dimensions as one."""
     return t.unsqueeze(0) if t.dim() == 4 else t.flatten(0, -5)
-
-
-def _packed(t: Tensor) -> Tensor:
-    """Rows of contiguous numbers, at any offset."""
-    return t[:1].contiguous().expand_as(t) if t.stride(0) == 0 else t.contiguous()
-
-
-def _half(t: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Rows of 16-bit numbers, and each row's unit (rows,) if they were scaled."""
-    if t.dtype in HALF:
-        return t, None
-    shared = t.stride(0) == 0
-    one = t[:1] if shared else t
-    largest = torch.linalg.vector_norm(one, math.inf, (1, 2, 3, 4))
-    power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32)  # of two, not above it
-    unit = power.clamp(min=SMALLEST) * 2.0**-14
-    half = (one * (1 / unit).view(-1, 1, 1, 1, 1)).half()
-    return (half.expand_as(t), unit.expand(t.shape[0]).clone()) if shared else (half, unit)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from fairwind.layers import lstm
 from fairwind.layers.cells import CELLS, Tensors
 from fairwind.layers.dropout import dropout
 
@@ -110,10 +111,11 @@ class Recurrent(nn.RNNBase):
         x = input if batched else input.unsqueeze(1 - self.batch_first)
         x = x if self.batch_first else x.transpose(0, 1)
         last = []
+        fused = hx is None and self.mode == "LSTM" and not self.proj_size and lstm.fits(x, self.hidden_size)
         for layer, start in enumerate(self._starts(x, hx, batched)):
             if layer > 0 and self.dropout > 0 and self.training:
                 x = dropout(x, self.dropout, self.dropout_key, self.dropout_layer, layer)
-            x, end = self._layer(layer, x, start)
+            x, end = self._layer(layer, x, None if fused else start)
             last.append(end)
         ends = [torch.stack(states) for states in zip(*last, strict=True)]
         if self.bidirectional:
@@ -142,23 +144,34 @@ class Recurrent(nn.RNNBase):
             states = [torch.unflatten(state, 0, (-1, 2)) for state in states]
         return list(zip(*(state.unbind() for state in states), strict=True))
 
-    def _layer(self, layer: int, x: Tensor, start: Tensors) -> tuple[Tensor, Tensors]:
-        """A layer's outputs (B, T, H), or (B, T, 2H), for inputs (B, T, ·), and its last states."""
+    def _layer(self, layer: int, x: Tensor, start: Tensors | None) -> tuple[Tensor, Tensors]:
+        """A layer's outputs (B, T, H), or (B, T, 2H), for inputs (B, T, ·), and its last states.
+
+        It starts from zero, in one kernel, if there is no `start`.
+        """
         suffixes = [f"_l{layer}", f"_l{layer}_reverse"] if self.bidirectional else [f"_l{layer}"]
         projected, biases = [], []
         for reverse, suffix in enumerate(suffixes):
             part = (x.flip(1) if reverse else x) @ getattr(self, "weight_ih" + suffix).mT
             if self.bias:
                 bias, recurrent = getattr(self, "bias_ih" + suffix), getattr(self, "bias_hh" + suffix)
-                if self.mode == "GRU":  # where the reset gate multiplies the recurrent bias
+                if start is None:  # added by the kernel
+                    biases.append(bias + recurrent)
+                elif self.mode == "GRU":  # where the reset gate multiplies the recurrent bias
                     biases.append(recurrent)
+                    part = part + bias
                 else:
-                    bias = bias + recurrent
-                part = part + bias
+                    part = part + (bias + recurrent)
             projected.append(part)
         weight = _stacked([getattr(self, "weight_hh" + suffix) for suffix in suffixes])
-        inputs = self.mode, _stacked(projected), weight, _stacked(biases) if biases else None
-        if self.proj_size:
+        parts, bias = _stacked(projected), _stacked(biases) if biases else None
+        inputs = self.mode, parts, weight, bias
+        if start is None:
+            states, cell, *_ = lstm.Layer.apply(  # type: ignore[no-untyped-call]
+                parts, bias, weight, torch.is_grad_enabled()
+            )
+            last: Tensors = states[..., -1, :], cell
+        elif self.proj_size:
             states, _, last = unroll(
                 *inputs, start, _stacked([getattr(self, "weight_hr" + suffix) for suffix in suffixes])
             )

@@ -1,4 +1,4 @@
-"""Convolutions that read windows in place: on a GPU, or interpreted (TRITON_INTERPRET=1) where Triton is."""
+"""Our kernels for convolutions and LSTM layers: on a GPU, or (TRITON_INTERPRET=1) interpreted."""
 
 import copy
 import os
@@ -10,7 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fairwind.layers import implicit, stackable
+from fairwind.layers import sixteen_bits, stackable
+
+
+class LSTM(nn.Module):
+    """All that the layer returns, in one tensor."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__()
+        self.layer = nn.LSTM(*args, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, (h, c) = self.layer(x)
+        return torch.cat([y.flatten(), h.flatten(), c.flatten()])
+
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
     "3×3": (nn.Conv2d(16, 20, 3, padding=1), (2, 16, 8, 7), 3),
@@ -25,6 +38,10 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
     "same": (nn.Conv2d(3, 4, (4, 3), padding="same", dilation=(1, 2)), (2, 3, 6, 5), 2),
     "unseen pixels": (nn.Conv2d(3, 4, 2, 3), (2, 3, 5, 5), 2),
     "one image": (nn.Conv2d(16, 4, 3, padding=1), (16, 6, 5), 2),
+    "LSTM": (LSTM(5, 20, batch_first=True), (3, 4, 5), 3),
+    "two tokens": (LSTM(5, 16), (2, 3, 5), 2),
+    "LSTM without bias": (LSTM(3, 7, bias=False), (4, 18, 3), 2),
+    "two layers in two directions": (LSTM(6, 33, 2, bidirectional=True, batch_first=True), (17, 3, 6), 2),
 }
 LARGE: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
     "64 channels": (nn.Conv2d(64, 64, 3, padding=1), (32, 64, 32, 32), 3),
@@ -32,6 +49,8 @@ LARGE: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
     "256 channels": (nn.Conv2d(256, 256, 3, padding=1), (32, 256, 8, 8), 3),
     "512 channels": (nn.Conv2d(512, 512, 3, padding=1), (32, 512, 4, 4), 3),
     "a first layer": (nn.Conv2d(3, 64, 3, padding=1), (32, 3, 32, 32), 5),
+    "LSTM of 100 units": (LSTM(100, 100, 2, batch_first=True), (10, 25, 100), 5),
+    "LSTM of 128 units": (LSTM(30, 128), (60, 33, 30), 3),
 }
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 odd = pytest.mark.filterwarnings("ignore:Using padding='same' with even")
@@ -52,7 +71,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, rounding: None) -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("needs TRITON_INTERPRET=1")
     pytest.importorskip("triton")
-    monkeypatch.setattr(implicit, "DEVICES", ("cpu",))
+    monkeypatch.setattr(sixteen_bits, "DEVICES", ("cpu",))
 
 
 def stacked(layer: nn.Module, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, ...]:
@@ -128,13 +147,13 @@ def test_bits_repeat(rounding: None) -> None:
 @pytest.mark.parametrize("scale", [0, 1e-42, 1e-30, 1e30])
 def test_any_finite_number_is_scaled(scale: float) -> None:
     x = torch.randn(2, 1, 3, 3, 4) * torch.tensor([scale, 1]).view(2, 1, 1, 1, 1)
-    half, unit = implicit._half(x)
+    half, unit = sixteen_bits.half(x)
     assert unit is not None
     assert (half.float() * unit.view(2, 1, 1, 1, 1) - x).abs().max() <= 2**-10 * x.abs().max()
     assert torch.equal(unit.log2(), unit.log2().round())
 
 
 def test_infinite_numbers_stay_so() -> None:
-    half, unit = implicit._half(torch.full((1, 1, 1, 1, 1), torch.inf))
+    half, unit = sixteen_bits.half(torch.full((1, 1, 1, 1, 1), torch.inf))
     assert unit is not None
     assert not (half.float() * unit).isfinite().any()
