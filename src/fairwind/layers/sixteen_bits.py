@@ -21,7 +21,7 @@ def rounds() -> bool:
 
 
 def may_be_half(x: Tensor) -> bool:
-    """Whether there are such kernels for a tensor's device, and its numbers have 16 bits or may be rounded."""
+    """Whether a tensor's device has such kernels, and its numbers have 16 bits or may be rounded."""
     return x.device.type in DEVICES and (x.dtype in HALF or (x.dtype == torch.float32 and rounds()))
 
 
