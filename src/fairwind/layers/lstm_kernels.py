@@ -14,12 +14,12 @@ kernel: Callable[[Callable[..., None]], Any] = triton.jit(do_not_specialize=["ba
 H_UNIT = tl.constexpr(2.0**-14)  # states are at most 1
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def tanh(x):  # type: ignore[no-untyped-def]
     return 2 * tl.sigmoid(2 * x) - 1
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def four(pointer, at, step, mask):  # type: ignore[no-untyped-def]
     """The parts of all gates, `step` apart."""
     a = tl.load(pointer + at, mask=mask, other=0.0)
