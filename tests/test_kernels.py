@@ -89,7 +89,10 @@ def stacked(layer: nn.Module, weights: dict[str, Tensor], x: Tensor) -> tuple[Te
 def error(layer: nn.Module, shape: tuple[int, ...], rows: int, dtype: torch.dtype, device: str) -> float:
     """How far outputs and gradients are from PyTorch's in float64, at most, relative to their norms."""
     g = torch.Generator().manual_seed(0)
-    normal = {n: torch.randn(rows, *p.shape, generator=g) / 3 for n, p in layer.named_parameters()}
+    normal = {
+        name: torch.randn(rows, *p.shape, generator=g) / p[0].numel() ** 0.5
+        for name, p in layer.named_parameters()
+    }
     weights = {name: p.to(device, dtype) for name, p in normal.items()}
     x = torch.randn(rows, *shape, generator=g).to(device, dtype)
     found = stacked(layer, weights, x)

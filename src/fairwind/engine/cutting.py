@@ -12,6 +12,8 @@ from fairwind.engine.model import StackedModel
 from fairwind.engine.plan import Plan, Planner
 from fairwind.engine.ragged import Chunk, active_rows, chunk_of, chunks, dealt, evenly
 from fairwind.engine.ranks import Ranks
+from fairwind.layers import lstm
+from fairwind.layers.sixteen_bits import rounds
 
 # What rows are used for: kinds of training, and probes
 Kind = Literal["training", "corrected", "personal", "gradient", "loss"]
@@ -149,7 +151,8 @@ class Cutter:
         steps = solver.most * (-(-size // solver.batch_size))
         numbers = self.planner.participants * len(self.runs) // world * self.fixed("training")
         if self.on_gpu:  # passes over memory; but many small products gain nothing
-            recurrent = any(isinstance(layer, nn.RNNBase) for layer in self.model.training.modules())
-            return 0.0 if recurrent else 3e-12 * numbers * float(steps.double().mean())
+            recurrent = [layer for layer in self.model.training.modules() if isinstance(layer, nn.RNNBase)]
+            by_token = not all(lstm.fits(layer) and rounds() for layer in recurrent)
+            return 0.0 if by_token else 3e-12 * numbers * float(steps.double().mean())
         calls = max(int(steps.max()), int(numbers // self.budget * steps.double().mean()))
         return 1e-3 * calls

@@ -81,6 +81,9 @@ class PlainModel:
         """A copy for another thread."""
         other = copy.copy(self)
         other.module = copy.deepcopy(self.module)
+        for layer in other.module.modules():
+            if isinstance(layer, nn.RNNBase):
+                layer.flatten_parameters()  # cuDNN wants one block of memory, which a copy is not
         return other
 
     def load(self, x: Tensor) -> list[nn.Parameter]:

@@ -112,7 +112,8 @@ class Simulation:
             return Loop(self.plain, *given, workers=s.workers)
         stacked = Stacked(self.choice.stacked, *given, budget=budget, workers=s.workers, ranks=self.ranks)
         if s.compile == "auto":
-            worth = stacked.pays(s.rounds)
+            with products(s.precision, self.x.device):
+                worth = stacked.pays(s.rounds)
             if worth and not compiler_found(self.x.device):
                 missing = "Triton" if self.x.is_cuda else "a C++ compiler (g++ or clang++)"
                 warnings.warn(f"{missing} was not found: steps run uncompiled, and slower", stacklevel=3)

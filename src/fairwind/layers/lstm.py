@@ -10,7 +10,7 @@ Below, R is rows, B batch, T time, H units.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairwind.layers.sixteen_bits import SMALLEST, half, may_be_half, packed
 
@@ -18,9 +18,14 @@ MOST = 128  # units whose weights fit on the chip
 BLOCK = 16  # sequences in a program: the fewest that tensor cores multiply
 
 
-def fits(x: Tensor, units: int) -> bool:
-    """Whether there is such a kernel for inputs (B, T, ·)."""
-    return may_be_half(x) and units <= MOST and x.shape[0] * x.shape[1] * 5 * units < 1 << 31
+def fits(layer: nn.RNNBase) -> bool:
+    """Whether these kernels can run such a layer, from zero."""
+    return layer.mode == "LSTM" and not layer.proj_size and layer.hidden_size <= MOST
+
+
+def takes(x: Tensor, units: int) -> bool:
+    """Whether these kernels take inputs (B, T, ·)."""
+    return may_be_half(x) and x.shape[0] * x.shape[1] * 5 * units < 1 << 31  # offsets have 32 bits
 
 
 def _outputs(
@@ -92,23 +97,24 @@ class Layer(torch.autograd.Function):
         biases = None if bias is None else packed(_rows(bias, 1))
         states, kept, last = lstm(_rows(parts, 3).contiguous(), biases, weights, unit, keep)
         lead = parts.shape[:-3]
-        found = states.view(*lead, *states.shape[1:]), last.view(*lead, *last.shape[1:]), kept, weights
-        return found if unit is None else (*found, unit)
+        found = states.view(*lead, *states.shape[1:]), last.view(*lead, *last.shape[1:]), kept
+        return found if unit is None else (*found, weights, unit)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.biased = inputs[1] is not None
-        ctx.save_for_backward(output[0], *output[2:])
+        ctx.save_for_backward(output[0], output[2], *(output[3:] or (inputs[2],)))
         ctx.mark_non_differentiable(*output[2:])
 
     @staticmethod
     def backward(ctx: Any, d_states: Tensor, d_last: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        states, kept, weights, *unit = ctx.saved_tensors
+        states, kept, weight, *unit = ctx.saved_tensors
         lead = states.shape[:-3]
         with torch.no_grad():  # there is no second derivative to prepare for
+            weights = weight if unit else packed(_rows(weight, 2))
             d_rows = _rows(d_states, 3).contiguous(), _rows(d_last, 2).contiguous()
             d_parts = lstm_back(*d_rows, kept, weights, unit[0] if unit else None)
-            before = torch.nn.functional.pad(_rows(states, 3)[:, :, :-1], (0, 0, 1, 0))
+            before = nn.functional.pad(_rows(states, 3)[:, :, :-1], (0, 0, 1, 0))
             d_weight = d_parts.flatten(1, 2).mT @ before.flatten(1, 2)
             d_bias = d_parts.sum((1, 2)).view(*lead, -1) if ctx.biased else None
         return d_parts.view(*lead, *d_parts.shape[1:]), d_bias, d_weight.view(*lead, *weights.shape[1:]), None

@@ -111,7 +111,7 @@ class Recurrent(nn.RNNBase):
         x = input if batched else input.unsqueeze(1 - self.batch_first)
         x = x if self.batch_first else x.transpose(0, 1)
         last = []
-        fused = hx is None and self.mode == "LSTM" and not self.proj_size and lstm.fits(x, self.hidden_size)
+        fused = hx is None and lstm.fits(self) and lstm.takes(x, self.hidden_size)
         for layer, start in enumerate(self._starts(x, hx, batched)):
             if layer > 0 and self.dropout > 0 and self.training:
                 x = dropout(x, self.dropout, self.dropout_key, self.dropout_layer, layer)
