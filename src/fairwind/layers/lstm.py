@@ -51,7 +51,7 @@ def lstm(
     lstm_kernels.run[(rows * -(-batch // BLOCK),)](
         *(parts, bias, weight, unit, *outputs, 0 if bias is None else bias.stride(0), weight.stride(0)),
         *(batch, tokens, units),
-        **_tile(units, unit is not None),
+        **_tile(units, unit is not None, 8),
         BIASED=bias is not None,
         KEEP=keep,
     )
@@ -70,7 +70,7 @@ def lstm_back(d_states: Tensor, d_last: Tensor, kept: Tensor, weight: Tensor, un
     d_parts = d_states.new_empty(rows, batch, tokens, 4 * units)
     lstm_kernels.run_back[(rows * -(-batch // BLOCK),)](
         *(d_states, d_last, kept, weight, unit, d_parts, weight.stride(0), batch, tokens, units, SMALLEST),
-        **_tile(units, unit is not None),
+        **_tile(units, unit is not None, 16),
     )
     return d_parts
 
@@ -78,10 +78,10 @@ def lstm_back(d_states: Tensor, d_last: Tensor, kept: Tensor, weight: Tensor, un
 lstm_back.register_fake(lambda d_states, *_: d_states.new_empty(*d_states.shape[:3], 4 * d_states.shape[3]))
 
 
-def _tile(units: int, scaled: bool) -> dict[str, Any]:
+def _tile(units: int, scaled: bool, share: int) -> dict[str, Any]:
+    """Sizes of a program; a warp has this share of the units."""
     width = max(16, 1 << (units - 1).bit_length())
-    warps = {128: 16, 64: 8}.get(width, 4)
-    return {"B": BLOCK, "H": width, "UNITS": scaled, "num_warps": warps, "num_stages": 1}
+    return {"B": BLOCK, "H": width, "UNITS": scaled, "num_warps": max(4, width // share), "num_stages": 1}
 
 
 class Layer(torch.autograd.Function):
