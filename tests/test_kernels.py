@@ -50,7 +50,7 @@ LARGE: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
     "512 channels": (nn.Conv2d(512, 512, 3, padding=1), (32, 512, 4, 4), 3),
     "a first layer": (nn.Conv2d(3, 64, 3, padding=1), (32, 3, 32, 32), 5),
     "LSTM of 100 units": (LSTM(100, 100, 2, batch_first=True), (10, 25, 100), 5),
-    "LSTM of 128 units": (LSTM(30, 128), (60, 33, 30), 3),
+    "LSTM of 128 units": (LSTM(30, 128), (20, 33, 30), 3),
 }
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 odd = pytest.mark.filterwarnings("ignore:Using padding='same' with even")
