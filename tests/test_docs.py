@@ -11,6 +11,7 @@ import pytest
 
 from fairwind import algorithms
 from fairwind.metrics import METRICS
+from fairwind.report.table import display_name
 from fairwind.study import read_study
 
 ROOT = Path(__file__).parents[1]
@@ -39,9 +40,8 @@ def test_the_other_tables_of_results_are_the_recorded_ones(file: Path) -> None:
     assert f"../results/{file.parent.name}/{file.name}" in page
     for entry in json.loads(file.read_text())["summary"]:
         shown = " / ".join(f"{entry[m]['mean']:.1f}" for m in ("avg", "std", "worst30"))
-        assert re.search(rf"^\| {entry['algorithm']} \|.*{re.escape(shown)} \|", page, re.M), entry[
-            "algorithm"
-        ]
+        names = f"(?:{entry['algorithm']}|{display_name(entry['algorithm'])})"
+        assert re.search(rf"^\| {names} \|.*{re.escape(shown)} \|", page, re.M), entry["algorithm"]
 
 
 def test_recorded_runs_say_how_they_were_made_and_name_no_machine_path() -> None:
@@ -94,7 +94,8 @@ def test_the_benchmarks_tables_are_the_recorded_ones(name: str) -> None:
     page, readme = (ROOT / "docs" / "benchmarks.md").read_text(), (ROOT / "README.md").read_text()
     for setup, runs, ratio in recorded(NEWEST[name]):
         assert shown(setup, ratio, page), (setup, ratio)
-        assert runs == 1 or shown(setup, ratio, readme), (setup, ratio)
+        if runs > 1 and not name.endswith("uncompiled"):
+            assert shown(setup, ratio, readme), (setup, ratio)
 
 
 def test_so_are_figures_of_earlier_measurements() -> None:
@@ -161,7 +162,7 @@ def test_the_readme_shows_how_little_single_runs_gain(file: str) -> None:
     readme = (ROOT / "README.md").read_text().partition("## Speed")[2]
     path = NEWEST.get(file, RECORDED / f"{file}.json")
     latest = {setup: ratio for setup, runs, ratio in recorded(path) if runs == 1}
-    again = {"LEAF's CNN", "ResNet-18"}  # measured again, in files of their own
+    again = {"LEAF's CNN", "ResNet-18", "nn.LSTM"}  # measured again, in files of their own
     for row in ("Transformer encoder", "nn.LSTM", "LEAF's CNN", "LoRA on GPT-2", "ResNet-18"):
         if row in latest and not (file.startswith("users") and row in again):
             assert shown(row, latest[row], readme), (row, latest[row])
