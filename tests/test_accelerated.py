@@ -375,7 +375,7 @@ def test_the_server_knows_the_mean_of_all_memories(engine: str, name: str) -> No
 @pytest.mark.parametrize("options", [{}, {"participation": 0.5}], ids=["all", "half"])
 @pytest.mark.parametrize("solver", ["momentum", "adam"])
 def test_both_executors_agree(ragged: Federation, solver: str, options: dict[str, object]) -> None:
-    """Adam, too, takes a bent direction as it takes a gradient."""
+    """Adam, too, takes a modified direction as it takes a gradient."""
     names = NAMES if solver == "momentum" else [name for name in NAMES if name not in BY_STEPS]
     taken = Solver(lr=0.01, batch_size=10, optimizer="adam") if solver == "adam" else SOLVERS[solver]
     one, other = (

@@ -75,8 +75,8 @@ class Pieces(Net):
     """A sample comes in pieces to one layer, and to the other as if these were samples."""
 
     def forward(self, x: Tensor) -> Tensor:
-        bent = self.a(torch.stack([x, x.tanh()], dim=1).flatten(0, 1)).view(-1, 2, FEATURES)
-        return self.b(bent).sum(1)
+        both = self.a(torch.stack([x, x.tanh()], dim=1).flatten(0, 1)).view(-1, 2, FEATURES)
+        return self.b(both).sum(1)
 
 
 class Tied(Net):

@@ -54,7 +54,7 @@ def words(options: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_every_row_is_dealt_to_one_rank_and_shares_are_alike(world: int) -> None:
     costs = torch.tensor([3, 50, 2, 40, 1, 1, 45, 5])
-    shares = [Ranks(rank, world).deal(costs) for rank in range(world)]
+    shares = [Ranks(rank, world).share(costs) for rank in range(world)]
     assert sorted(torch.cat(shares).tolist()) == list(range(8))
     assert all(share.tolist() == sorted(share.tolist()) for share in shares)
     each = [int(costs[share].sum()) for share in shares]

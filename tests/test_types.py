@@ -136,7 +136,7 @@ def test_resumed_is_as_uninterrupted(ragged: Federation) -> None:
     [(NAMES, "off"), (["fedavg", "fedprox:mu=0.5", "scaffold"], "on"), (["fedcm"], "on")],
 )
 def test_a_model_with_large_layers(ragged: Federation, names: list[str], compile: str) -> None:
-    """Gradients of large dense layers stay in factors, and are bent as they are added."""
+    """Gradients of large dense layers stay in factors, and are modified as they are added."""
 
     def model() -> nn.Module:
         features = ragged.inputs.shape[1]

@@ -103,7 +103,7 @@ struct Row {
   }
 
   // Takes the step −rate·(μ·y + v).
-  void bend(const T* v, T pull, T rate) const {
+  void shift(const T* v, T pull, T rate) const {
     const T keep = 1 - rate * pull;
     for (int64_t i = 0; i < (features + biased) * width; i += LANES<T>)
       at(w + i) = keep * at(w + i) - rate * at(v + i);
@@ -150,31 +150,31 @@ struct Part {
 template <typename T>
 struct Task {
   int64_t kind, rows, classes, features, batch, steps;
-  Part<T> weight, bias, weight_sum, bias_sum, weight_bend, bias_bend;
+  Part<T> weight, bias, weight_sum, bias_sum, weight_offset, bias_offset;
   T* losses;
   const T *inputs, *rate;
   const int64_t *labels, *table, *counts;
   // By row, or null: μ, which of the scales s is its own, or −1 for 1, and which v.
   const T* pull;
-  const int64_t *scaled, *bent;
+  const int64_t *scaled, *offset;
   const T* scales;
 
   void run() const {
     const FlushSubnormal within;
-    const bool apart = kind == gradient, bends = weight_bend.data;
+    const bool apart = kind == gradient, shifts = weight_offset.data;
     const int64_t width = (classes + LANES<T> - 1) / LANES<T> * LANES<T>, size = (features + 1) * width;
-    std::vector<T> room((1 + apart + bends) * size + batch * width + LANES<T>);
+    std::vector<T> room((1 + apart + shifts) * size + batch * width + LANES<T>);
     T* w = room.data();
     while (reinterpret_cast<uintptr_t>(w) % BYTES) ++w;
-    T *const v = w + (1 + apart) * size, *const scores = v + bends * size;
+    T *const v = w + (1 + apart) * size, *const scores = v + shifts * size;
     const Row<T> row{features, width, w, w + apart * size, bias.data != nullptr};
     const auto get = [](T& there, T& here) { here = there; };
     std::vector<const T*> samples(batch);
     std::vector<int64_t> label(batch);
     for (int64_t r = 0; r < rows; ++r) {
-      std::memset(w, 0, (1 + apart + bends) * size * sizeof(T));
+      std::memset(w, 0, (1 + apart + shifts) * size * sizeof(T));
       copy(weight, bias, r, w, width, get);
-      if (bends) copy(weight_bend, bias_bend, bent[r], v, width, get);
+      if (shifts) copy(weight_offset, bias_offset, offset[r], v, width, get);
       const T scale = scaled && scaled[r] >= 0 ? scales[scaled[r]] : T(1);
       T total = 0;
       const int64_t* next = table + r * batch;
@@ -193,7 +193,7 @@ struct Task {
         const T factor = kind == training ? -*rate * scale / count : T(1);
         for (int64_t b = 0; b < count; ++b)
           total += row.judge(scores + b * width, label[b], factor, kind != training);
-        if (bends) row.bend(v, pull[r], *rate);
+        if (shifts) row.shift(v, pull[r], *rate);
         if (kind != loss)
           in_turn(0, count, [&](auto n, int64_t first) {
             row.template add<n>(&samples[first], scores + first * width);

@@ -57,11 +57,11 @@ class Classifier:
         """Lets rows take steps, each by the first so many."""
         weight, bias = _parts(rows.weights)
         sums = _parts(rows.kept[0]) if rows.kept else (None, None)
-        bend = _parts(rows.bend) if rows.bend else (None, None)
+        offset = _parts(rows.offset) if rows.offset else (None, None)
         steps = (ctypes.c_int64 * len(counts))(*counts)
         size = batches.samples.shape[1]
         numbers = [self.kind, counts[0], *weight.shape[1:], size, len(counts)]
-        for part in (weight, bias, *sums, *bend):
+        for part in (weight, bias, *sums, *offset):
             numbers += [0] * 4 if part is None else [part.data_ptr(), *part.stride(), 0][:4]
         read = rows.loss, inputs, batches.lr, targets, batches.samples
         numbers += [*(tensor.data_ptr() for tensor in read), ctypes.addressof(steps)]

@@ -28,7 +28,7 @@ from fairwind.layers import prepare_compiler, tracing
 
 DRIVER = "driver.cpp", "subnormal.h"
 # Sizes of the example that a step is traced with: all different, so that none is mistaken for another.
-ROWS, BENDS, TABLE, SAMPLES = 7, 13, 29, 41
+ROWS, OFFSETS, TABLE, SAMPLES = 7, 13, 29, 41
 OPTIONS = {"cpp.threads": 1}  # a worker has one core
 CODES = {  # of types, in C++
     torch.uint8: 0,
@@ -56,7 +56,7 @@ class Library:
         flat, structure = tree_flatten((rows, batches, inputs, targets))
         by_row, tables = len(rows.tensors()), 2
         varying = (
-            [ROWS] * by_row + [BENDS] * len(rows.bend) + [TABLE] * tables + [0] * (len(batches) - tables)
+            [ROWS] * by_row + [OFFSETS] * len(rows.offset) + [TABLE] * tables + [0] * (len(batches) - tables)
         )
         varying += [SAMPLES] * (len(flat) - len(varying))
         example = [_resized(t, n) for t, n in zip(flat, varying, strict=True)]
@@ -87,7 +87,7 @@ class Driver:
 
     def __call__(self, rows: Rows, batches: Batches, inputs: Any, targets: Any, counts: list[int]) -> None:
         """Lets rows take steps, each by the first so many."""
-        tensors = [*rows.tensors(), *rows.bend, *batches, *samples.tensors((inputs, targets)), *self.shared]
+        tensors = [*rows.tensors(), *rows.offset, *batches, *samples.tensors((inputs, targets)), *self.shared]
         described: list[int] = []
         for t, stride in zip(tensors, self.strides, strict=True):
             assert t.stride() == stride  # compiled code is specialised to these strides
@@ -102,7 +102,7 @@ class Driver:
                 ctypes.c_int64(len(rows.tensors())),
                 *_numbers(counts),
                 *_numbers([begin + part for part in self.parts]),
-                *_numbers([len(rows.tensors()) + part for part in self.parts] if rows.bend else []),
+                *_numbers([len(rows.tensors()) + part for part in self.parts] if rows.offset else []),
                 ctypes.c_int64(len(rows.tensors()) - 1),
             )
         )
@@ -149,8 +149,8 @@ def _trace(
         left: dict[int, Product] = step(*tree_unflatten(list(tensors), structure))
         parts[:] = list(left)
         factors = [t for product in left.values() for t in (product.left, product.right)]
-        bent = [t for product in list(left.values())[:1] for t in product[2:] if t is not None]
-        return factors + bent  # which are the same in all
+        shifted = [t for product in list(left.values())[:1] for t in product[2:] if t is not None]
+        return factors + shifted  # which are the same in all
 
     def traced(contiguous: bool) -> GraphModule:
         with torch.no_grad(), tracing(contiguous=contiguous):
@@ -198,7 +198,7 @@ def _build(graph: GraphModule, example: list[Tensor], varying: list[int]) -> Pat
 def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], folder: Path) -> None:
     from torch.export import Dim, export
 
-    dims = {ROWS: Dim("rows"), BENDS: Dim("bends"), TABLE: Dim("table"), SAMPLES: Dim("samples")}
+    dims = {ROWS: Dim("rows"), OFFSETS: Dim("offsets"), TABLE: Dim("table"), SAMPLES: Dim("samples")}
     shapes = tuple({0: dims[n]} if n else None for n in varying)
     with torch.no_grad():
         program = export(graph, tuple(example), dynamic_shapes=shapes)
@@ -238,7 +238,7 @@ def compiled_for_gpu(step: Step) -> Step:
         nonlocal chosen
         if chosen is not None:
             return chosen(rows, batches, inputs, targets)
-        for tensor in (*rows.tensors(), *rows.bend, *batches[:2], *tree_flatten((inputs, targets))[0]):
+        for tensor in (*rows.tensors(), *rows.offset, *batches[:2], *tree_flatten((inputs, targets))[0]):
             if len(tensor) > 1:
                 torch._dynamo.mark_dynamic(tensor, 0)
         for contiguous in (False, True):  # for a `view` in the user's module

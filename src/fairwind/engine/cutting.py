@@ -10,7 +10,7 @@ from fairwind.engine.executor import Run
 from fairwind.engine.local import PASSES, trains
 from fairwind.engine.model import StackedModel
 from fairwind.engine.plan import Plan, Planner
-from fairwind.engine.ragged import Chunk, active_rows, chunk_of, chunks, dealt, evenly
+from fairwind.engine.ragged import Chunk, active_rows, chunk_of, chunks, evenly, round_robin
 from fairwind.engine.ranks import Ranks
 from fairwind.layers import lstm
 from fairwind.layers.sixteen_bits import rounds
@@ -66,7 +66,7 @@ class Cutter:
         steps = self.plan.steps[row_entry]
         # Ranks share the rows so that all have about the same work.
         passes = torch.tensor([1 + (r.algorithm.probe == "gradient") for r in self.runs])
-        mine = ranks.deal(steps * passes[row_run])
+        mine = ranks.share(steps * passes[row_run])
         self.row_run, self.row_entry = row_run[mine], row_entry[mine]
         self.steps = int(steps.sum())
         return self.steps
@@ -94,7 +94,7 @@ class Cutter:
             # Few rows: each worker gets equally many, of all lengths, if there is enough work to wake it up.
             work = int(self._steps(kind, rows).sum()) * self.fixed(kind)
             if len(parts) < 8 * self.workers and (len(parts) > 1 or work >= WORTH):
-                parts = dealt(len(rows), -(-len(parts) // self.workers) * self.workers)
+                parts = round_robin(len(rows), -(-len(parts) // self.workers) * self.workers)
         if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # the compiler specialises one row
             parts[-2:] = [torch.cat(parts[-2:])]
         cut = [rows[part] for part in parts]

@@ -56,17 +56,17 @@ struct Tensor {
   }
 };
 
-// keep·w − push·bend + leftᵀ·right for a few rows of a matrix, and a few vectors of numbers of each, at once:
+// keep·w − push·offset + leftᵀ·right for a few rows of a matrix, and a few vectors of numbers of each, at once:
 // what lies between stays in registers.
 template <typename T, int ROWS, int VECTORS, int WIDTH>
-inline void bend_tile(
-    T* w, const T* bend, const T* left, const T* right, int64_t columns, int64_t batch, T keep, T push) {
+inline void shift_tile(
+    T* w, const T* offset, const T* left, const T* right, int64_t columns, int64_t batch, T keep, T push) {
   typedef T Vector __attribute__((vector_size(WIDTH * sizeof(T)), aligned(sizeof(T)), may_alias));
   Vector sum[ROWS][VECTORS];
   for (int o = 0; o < ROWS; ++o)
     for (int v = 0; v < VECTORS; ++v) {
       const int64_t at = o * columns + v * WIDTH;
-      sum[o][v] = keep * *(const Vector*)(w + at) - push * *(const Vector*)(bend + at);
+      sum[o][v] = keep * *(const Vector*)(w + at) - push * *(const Vector*)(offset + at);
     }
   for (int64_t b = 0; b < batch; ++b)
     for (int v = 0; v < VECTORS; ++v) {
@@ -78,15 +78,15 @@ inline void bend_tile(
 }
 
 template <typename T, int ROWS>
-void bend_rows(T* w, const T* bend, const T* left, const T* right, int64_t columns, int64_t batch, T keep, T push) {
+void shift_rows(T* w, const T* offset, const T* left, const T* right, int64_t columns, int64_t batch, T keep, T push) {
   constexpr int wide = 64 / sizeof(T), vectors = 4;
   int64_t i = 0;
   for (; i + vectors * wide <= columns; i += vectors * wide)
-    bend_tile<T, ROWS, vectors, wide>(w + i, bend + i, left, right + i, columns, batch, keep, push);
+    shift_tile<T, ROWS, vectors, wide>(w + i, offset + i, left, right + i, columns, batch, keep, push);
   for (; i + wide <= columns; i += wide)
-    bend_tile<T, ROWS, 1, wide>(w + i, bend + i, left, right + i, columns, batch, keep, push);
+    shift_tile<T, ROWS, 1, wide>(w + i, offset + i, left, right + i, columns, batch, keep, push);
   for (; i < columns; ++i)
-    bend_tile<T, ROWS, 1, 1>(w + i, bend + i, left, right + i, columns, batch, keep, push);
+    shift_tile<T, ROWS, 1, 1>(w + i, offset + i, left, right + i, columns, batch, keep, push);
 }
 
 // A matrix of numbers as it is found: any strides.
@@ -100,10 +100,10 @@ struct Found {
   }
 };
 
-// The same for the first clients' matrices, whose bends are those numbered by `which`.
+// The same for the first clients' matrices, whose offsets are those numbered by `which`.
 template <typename T>
-int32_t bend_and_add(
-    const Tensor& target, const Tensor& bend, const Tensor& which, int64_t rows, Handle left_handle,
+int32_t shift_and_add(
+    const Tensor& target, const Tensor& offset, const Tensor& which, int64_t rows, Handle left_handle,
     Handle right_handle, Handle keep_handle, Handle push_handle) {
   Found left, right, keep, push;
   if (left.read(left_handle) || right.read(right_handle) || keep.read(keep_handle) || push.read(push_handle))
@@ -124,14 +124,14 @@ int32_t bend_and_add(
       x = packed.data();
     }
     T* w = static_cast<T*>(target.data) + r * target.strides[0];
-    const T* v = static_cast<const T*>(bend.data) + static_cast<const int64_t*>(which.data)[r] * bend.strides[0];
+    const T* v = static_cast<const T*>(offset.data) + static_cast<const int64_t*>(which.data)[r] * offset.strides[0];
     const T kept = static_cast<const T*>(keep.data)[r], pushed = static_cast<const T*>(push.data)[r];
     int64_t o = 0;
     for (; o + few <= outputs; o += few)
-      bend_rows<T, few>(
+      shift_rows<T, few>(
           w + o * columns, v + o * columns, turned.data() + o * batch, x, columns, batch, kept, pushed);
     for (; o < outputs; ++o)
-      bend_rows<T, 1>(
+      shift_rows<T, 1>(
           w + o * columns, v + o * columns, turned.data() + o * batch, x, columns, batch, kept, pushed);
   }
   return 0;
@@ -153,12 +153,12 @@ int32_t add_product(const Tensor& target, int64_t rows, Handle left, Handle righ
 }  // namespace
 
 // Tensors are described one after another: address, type, number of dimensions, sizes, strides. The first
-// `by_row` of them have a row for each client. `targets` are the tensors that products are added to, `bends`
-// those that bend these, if any, and `which` says which of a bend's is a client's.
+// `by_row` of them have a row for each client. `targets` are the tensors that products are added to, `offsets`
+// their offsets, if any, and `which` says which of an offset's rows is a client's.
 extern "C" int32_t take_steps(
     Run run, void* container, const int64_t* described, int64_t, int64_t tensors, int64_t by_row,
-    const int64_t* counts, int64_t steps, const int64_t* targets, int64_t products, const int64_t* bends,
-    int64_t bent, int64_t which) {
+    const int64_t* counts, int64_t steps, const int64_t* targets, int64_t products, const int64_t* offsets,
+    int64_t shifted, int64_t which) {
   const int32_t cpu = 0, float64 = 7;
   const FlushSubnormal within;
   std::vector<Tensor> all(tensors);
@@ -172,7 +172,7 @@ extern "C" int32_t take_steps(
     if (aoti_torch_create_tensor_from_blob(
             t.data, t.ndim, t.sizes, t.strides, 0, t.dtype, cpu, 0, &t.base.handle)) return 1;
   }
-  std::vector<Handle> inputs(tensors), outputs(2 * products + (bent ? 2 : 0));
+  std::vector<Handle> inputs(tensors), outputs(2 * products + (shifted ? 2 : 0));
   for (int64_t s = 0; s < steps; ++s) {
     for (int64_t i = 0; i < tensors; ++i) {
       const int32_t failed = i < by_row ? all[i].first(counts[s], &inputs[i])
@@ -182,7 +182,7 @@ extern "C" int32_t take_steps(
     // It takes the inputs' handles over, and gives the outputs' away.
     if (run(container, inputs.data(), tensors, outputs.data(), outputs.size(), nullptr, nullptr)) return 1;
     Owned keep, push;
-    if (bent) {
+    if (shifted) {
       keep.handle = outputs[2 * products];
       push.handle = outputs[2 * products + 1];
     }
@@ -191,9 +191,9 @@ extern "C" int32_t take_steps(
       left.handle = outputs[2 * p];
       right.handle = outputs[2 * p + 1];
       const Tensor& target = all[targets[p]];
-      const auto add = target.dtype == float64 ? bend_and_add<double> : bend_and_add<float>;
+      const auto add = target.dtype == float64 ? shift_and_add<double> : shift_and_add<float>;
       const int32_t failed =
-          bent ? add(target, all[bends[p]], all[which], counts[s], left.handle, right.handle, keep.handle,
+          shifted ? add(target, all[offsets[p]], all[which], counts[s], left.handle, right.handle, keep.handle,
                      push.handle)
                : add_product(target, counts[s], left.handle, right.handle);
       if (failed) return 1;

@@ -12,7 +12,7 @@ from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.held import Held
 from fairwind.engine.layout import Layout, Parts
-from fairwind.engine.local import Bend, Locals
+from fairwind.engine.local import Locals, Modifications
 from fairwind.engine.memory import Memories, changed
 from fairwind.engine.ragged import Chunk
 from fairwind.engine.steps import Rows
@@ -82,7 +82,9 @@ class Further:
                         place.index_copy_(0, here, matrix.to(place.dtype))
             elif r in local.memories:
                 factor = local.memories[r].factor
-                for place, matrix in self._pairs(tuple(part[: len(chunk.rows)] for part in rows.bend), kept):
+                for place, matrix in self._pairs(
+                    tuple(part[: len(chunk.rows)] for part in rows.offset), kept
+                ):
                     if len(here) == len(place):
                         place.add_(matrix, alpha=factor)
                     else:
@@ -113,7 +115,7 @@ class Further:
     def after(
         self,
         local: Locals,
-        bend: Bend,
+        modifications: Modifications,
         chunk: Chunk,
         report: Report,
         delta: list[Tensor],
@@ -131,7 +133,7 @@ class Further:
                 found.held[r] = own, client, [m.clone() for m in update] if every and copy else update
             if r in local.memories:
                 rule, memory = local.memories[r].change(own), partial(self.memories.take, r, client)
-                flat, shared = self.layout.from_matrices(update), bend.shared.get(r, 0.0)
+                flat, shared = self.layout.from_matrices(update), modifications.shared.get(r, 0.0)
                 change = changed(rule, memory, shared, flat, part.usable[here])
                 found.changes[r] = change.sum(0).double()
                 found.remembered.append((r, client, change))

@@ -14,7 +14,7 @@ BLOCK = 1 << 18  # numbers that are added up at once
 FEW = 8  # clients
 
 
-class Bent(NamedTuple):
+class Modification(NamedTuple):
     """What turns a client's gradient g into s(ℓ)·g + μ·y + w."""
 
     local: Local[Any] = Local()
@@ -36,18 +36,22 @@ class Learner:
         self.layers = factored(model.module) if factors else []
 
     def step(
-        self, optimizer: torch.optim.Optimizer, losses: Callable[[], Tensor], clip: float | None, bent: Bent
+        self,
+        optimizer: torch.optim.Optimizer,
+        losses: Callable[[], Tensor],
+        clip: float | None,
+        modification: Modification,
     ) -> None:
         """One optimizer step on the mean loss, modified if the algorithm says so."""
-        before = self._gradients_at(bent, losses) if bent.received is not None else None
+        before = self._gradients_at(modification, losses) if modification.received is not None else None
         loss = losses().mean()
         torch.autograd.backward(loss)
-        scale = bent.scale(loss.detach())
-        for i, (parameter, w) in enumerate(zip(bent.weights, bent.parts, strict=True)):
+        scale = modification.scale(loss.detach())
+        for i, (parameter, w) in enumerate(zip(modification.weights, modification.parts, strict=True)):
             gradient: Any = 0 if parameter.grad is None else parameter.grad
             if before is not None:
                 gradient = gradient - before[i]
-            parameter.grad = scale * gradient + bent.local.pull * parameter.detach() + w
+            parameter.grad = scale * gradient + modification.local.pull * parameter.detach() + w
         if clip is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, clip)
@@ -56,13 +60,13 @@ class Learner:
         optimizer.zero_grad()
 
     @staticmethod
-    def _gradients_at(bent: Bent, losses: Callable[[], Tensor]) -> Sequence[Tensor]:
+    def _gradients_at(modification: Modification, losses: Callable[[], Tensor]) -> Sequence[Tensor]:
         """The gradients at the received model; the weights are restored afterwards."""
-        assert bent.received is not None
-        trained = [weight.detach().clone() for weight in bent.weights]
-        _set(bent.weights, bent.received)
-        found = torch.autograd.grad(losses().mean(), bent.weights, materialize_grads=True)
-        _set(bent.weights, trained)
+        assert modification.received is not None
+        trained = [weight.detach().clone() for weight in modification.weights]
+        _set(modification.weights, modification.received)
+        found = torch.autograd.grad(losses().mean(), modification.weights, materialize_grads=True)
+        _set(modification.weights, trained)
         return found
 
     @torch.no_grad()

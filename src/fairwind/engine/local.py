@@ -24,7 +24,7 @@ PASSES: tuple[Pass, ...] = ("training", "corrected", "personal")
 class Rules(NamedTuple):
     """What turns a row's gradient g into s(ℓ)·g + μ·y + w."""
 
-    bent: bool = False  # whether any row has μ or w
+    adds: bool = False  # whether any row has μ or w
     own: bool = False  # whether w differs by row, and not only by run
     scales: tuple[float | Callable[[Tensor], Tensor], ...] = ()  # s, by the index of a row's rule
     corrected: bool = False  # whether g is g(y) − g(x)
@@ -43,7 +43,7 @@ class Rules(NamedTuple):
 PLAIN = Rules()
 
 
-class Bend(NamedTuple):
+class Modifications(NamedTuple):
     """The modification of local steps in a round, for each run."""
 
     vectors: list[Tensor]  # w without memories, as matrices (R, n) by the layout; or empty
@@ -67,8 +67,8 @@ class Locals:
         self.mine = list(self.parts)
         scales = tuple(dict.fromkeys(part.scale for part in self.parts.values() if part.scale != 1.0))
         pulled = any(part.pull or part.shared for part in self.parts.values())
-        bent = pulled or bool(self.memories) or way != "training"
-        self.rules = Rules(bent, bool(self.memories), scales, corrected=way == "corrected")
+        adds = pulled or bool(self.memories) or way != "training"
+        self.rules = Rules(adds, bool(self.memories), scales, corrected=way == "corrected")
         rule, pull = torch.full((len(runs),), -1), torch.zeros(len(runs), dtype=like.dtype)
         for r, part in self.parts.items():
             pull[r] = part.pull
@@ -76,11 +76,13 @@ class Locals:
                 rule[r] = scales.index(part.scale)
         self.rule, self.pull = rule.to(like.device), pull.to(like.device)  # (R,)
 
-    def bend(self, layout: Layout, x: Tensor, states: Sequence[Any], gradients: dict[int, Tensor]) -> Bend:
+    def modifications(
+        self, layout: Layout, x: Tensor, states: Sequence[Any], gradients: dict[int, Tensor]
+    ) -> Modifications:
         """From models x (R, P), the servers' states, and mean gradients where steps are corrected."""
         shared = {r: p.shared(states[r]).to(x.dtype) for r, p in self.parts.items() if p.shared is not None}
-        if not self.rules.bent:
-            return Bend([], (self.pull, self.rule), shared)
+        if not self.rules.adds:
+            return Modifications([], (self.pull, self.rule), shared)
         w = -self.pull[:, None] * x
         for r, vector in shared.items():
             w[r] += vector
@@ -88,7 +90,7 @@ class Locals:
             for r, part in self.parts.items():
                 assert not callable(part.scale)
                 w[r] += part.scale * gradients[r].to(x.dtype)
-        return Bend(layout.as_matrices(layout.parts(w)), (self.pull, self.rule), shared)
+        return Modifications(layout.as_matrices(layout.parts(w)), (self.pull, self.rule), shared)
 
 
 def trains(run: Run, way: Pass) -> bool:

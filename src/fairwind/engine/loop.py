@@ -25,7 +25,7 @@ from fairwind.counter import mix
 from fairwind.data.federation import Federation
 from fairwind.engine.executor import Outcome, Run, seeing
 from fairwind.engine.held import Held
-from fairwind.engine.learner import Bent, Learner, Sum, difference
+from fairwind.engine.learner import Learner, Modification, Sum, difference
 from fairwind.engine.local import local_part
 from fairwind.engine.memory import Memories, changed
 from fairwind.engine.plain import PlainModel
@@ -170,15 +170,15 @@ class Loop:
                 weight[job.run] += samples
         return found, {r: each / max(1, weight[r]) for r, each in total.items()}
 
-    def _bent(
+    def _modification(
         self, job: Job, x: Tensor, state: Any, mean: Tensor | None, weights: list[nn.Parameter]
-    ) -> Bent:
+    ) -> Modification:
         """How a client's local steps are modified."""
         run = self.runs[job.run]
         corrected = isinstance(run.algorithm, GradientAlgorithm) and run.algorithm.corrected
         local = local_part(run, "training")
         if local == Local() and not corrected and job.run not in self.memories.values:
-            return Bent()
+            return Modification()
         w = -local.pull * x
         if local.shared is not None:
             w += local.shared(state).to(x.dtype)
@@ -188,7 +188,7 @@ class Loop:
             assert mean is not None
             assert not callable(local.scale)
             w += local.scale * mean.to(x.dtype)
-        return Bent(local, weights, self.layout.parts(w), self.layout.parts(x) if corrected else None)
+        return Modification(local, weights, self.layout.parts(w), self.layout.parts(x) if corrected else None)
 
     def _train(
         self,
@@ -203,7 +203,7 @@ class Loop:
         plan = self.plans[self.runs[job.run].seed]
         weights = learner.model.load(x)
         loss, grad_norm = probed or self._probe(weights, learner, job)
-        self._steps(weights, learner, job, self._bent(job, x, state, mean, weights))
+        self._steps(weights, learner, job, self._modification(job, x, state, mean, weights))
         delta = torch.empty_like(x)
         update_norm = difference(self.layout.parts(x), weights, self.layout.parts(delta))
         solver = self.planner.solver
@@ -219,7 +219,7 @@ class Loop:
         client = torch.tensor([job.client])
         weights = learner.model.load(self.memories.take(job.run, client)[0])
         local = local_part(self.runs[job.run], "personal")
-        self._steps(weights, learner, job, Bent(local, weights, self.layout.parts(-local.pull * x)))
+        self._steps(weights, learner, job, Modification(local, weights, self.layout.parts(-local.pull * x)))
         new = torch.cat([weight.detach().reshape(-1) for weight in weights])[None]
         if torch.isfinite(new).all():
             self.memories.put(job.run, client, new)
@@ -256,7 +256,9 @@ class Loop:
         size = learner.gradient_norm(weights, found) if probe == "gradient" else summed * torch.nan
         return summed / len(samples), size / len(samples)
 
-    def _steps(self, weights: list[nn.Parameter], learner: Learner, job: Job, bent: Bent) -> None:
+    def _steps(
+        self, weights: list[nn.Parameter], learner: Learner, job: Job, modification: Modification
+    ) -> None:
         """The client's steps, in place."""
         model, solver, seed = learner.model, self.planner.solver, self.runs[job.run].seed
         plan = self.plans[seed]
@@ -270,7 +272,7 @@ class Loop:
         with torch.enable_grad(), torch.random.fork_rng(range(torch.cuda.device_count()), enabled=draws):
             for step, part in enumerate(batches):
                 losses = partial(self._pick, partial(model.training_losses, key=mix(key, step)), part)
-                learner.step(optimizer, losses, solver.clip, bent)
+                learner.step(optimizer, losses, solver.clip, modification)
 
     def _pick(self, losses: Callable[..., Tensor], samples: Tensor) -> Tensor:
         return losses(*self.federation.at(samples))

@@ -101,6 +101,6 @@ def evenly(costs: Tensor, budget: int) -> list[Tensor]:
         parts += 1 + parts // 8
 
 
-def dealt(count: int, parts: int) -> list[Tensor]:
+def round_robin(count: int, parts: int) -> list[Tensor]:
     """Indices 0 to count, distributed round-robin: every part has some of the first and of the last."""
     return [torch.arange(count)[k::parts] for k in range(min(parts, count))]

@@ -26,7 +26,7 @@ class Ranks(NamedTuple):
         """Whether this is the rank that prints and writes files."""
         return self.rank == 0
 
-    def deal(self, costs: Tensor) -> Tensor:
+    def share(self, costs: Tensor) -> Tensor:
         """This rank's share of items with these costs, in order; all shares cost about the same."""
         if self.world == 1:
             return torch.arange(len(costs))

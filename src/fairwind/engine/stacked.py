@@ -18,7 +18,7 @@ from fairwind.engine.cutting import PROBES, Cutter, Kind
 from fairwind.engine.executor import Outcome, Run, over_ranks
 from fairwind.engine.further import Further, MeanGradient, Trained
 from fairwind.engine.graphs import Graphs, out_of_memory, recording
-from fairwind.engine.local import PASSES, Bend, Locals, Pass
+from fairwind.engine.local import PASSES, Locals, Modifications, Pass
 from fairwind.engine.memory import Memories
 from fairwind.engine.model import StackedModel
 from fairwind.engine.plan import Planner
@@ -157,8 +157,10 @@ class Stacked:
         held = self.further.held()
         totals = Totals(len(self.runs), models)
 
-        def train(local: Locals, bend: Bend, chunk: Chunk, workspaces: Workspaces) -> Trained:
-            rows = self._work(chunk, workspaces[local.way], models, bend, local)
+        def train(
+            local: Locals, modifications: Modifications, chunk: Chunk, workspaces: Workspaces
+        ) -> Trained:
+            rows = self._work(chunk, workspaces[local.way], models, modifications, local)
             delta = layout.as_matrices(rows.weights)
             if local.way == "personal":
                 return self.further.keep_models(chunk, delta)
@@ -170,11 +172,13 @@ class Stacked:
                 update_norm=norms(delta), loss=loss[chunk.rows], grad_norm=grad_norm[chunk.rows]
             )
             part = contributions(self.algorithms, chunk, report, delta, waits=not self.records)
-            return self.further.after(local, bend, chunk, report, delta, part, copy=not self.one_chunk)
+            return self.further.after(
+                local, modifications, chunk, report, delta, part, copy=not self.one_chunk
+            )
 
         for way, local in self.locals.items():
-            bend = local.bend(layout, x, states, more)
-            for chunk, trained in self._chunked(way, partial(train, local, bend)):
+            modifications = local.modifications(layout, x, states, more)
+            for chunk, trained in self._chunked(way, partial(train, local, modifications)):
                 if trained.part is not None:
                     totals.add(chunk, trained.part)
                 for r, change in trained.changes.items():
@@ -244,7 +248,7 @@ class Stacked:
         chunk: Chunk,
         workspace: Workspace,
         models: list[Tensor],
-        bend: Bend | None = None,
+        modifications: Modifications | None = None,
         local: Locals | None = None,
     ) -> Rows:
         """Trains the chunk's rows from their runs' models."""
@@ -252,7 +256,7 @@ class Stacked:
         order = chunk.selection.order(*self.keys)
         if chunk.selection.brought is not None:
             workspace.bring(self.federation, chunk.selection.brought)
-        rows = workspace.load(models, chunk.row_run, bend)
+        rows = workspace.load(models, chunk.row_run, modifications)
         if local is not None:
             self.further.begin(local, chunk, rows)
         keys = chunk.dropout_keys(order) if self.model.random else None

@@ -24,17 +24,17 @@ class Rows(NamedTuple):
     received: Parts = ()  # x in the type of the computation, where steps are corrected
     # (rows,) each, if steps are modified: μ, the index of the scale s, and the index of w
     rule: tuple[Tensor, ...] = ()
-    bend: Parts = ()  # w, (any number, *shape) for each parameter
+    offset: Parts = ()  # w, (any number, *shape) for each parameter
 
     def first(self, n: int) -> "Rows":
         kept = tuple(tuple(part[:n] for part in parts) for parts in self.kept)
         weights, cast, received, rule = (
             tuple(part[:n] for part in parts) for parts in (self.weights, self.cast, self.received, self.rule)
         )
-        return Rows(weights, kept, cast, self.loss[:n], received, rule, self.bend)
+        return Rows(weights, kept, cast, self.loss[:n], received, rule, self.offset)
 
     def tensors(self) -> Sequence[Tensor]:
-        """All but `bend`."""
+        """All but `offset`."""
         kept = (part for parts in self.kept for part in parts)
         return *self.weights, *kept, *self.cast, self.loss, *self.received, *self.rule
 
@@ -79,29 +79,29 @@ def train_step(model: StackedModel, solver: Solver, rules: Rules = PLAIN) -> Ste
         active = mask[:, 0]  # a finished row does not change
         batches.advance(mask.shape[0])
         scale = rules.scale(losses, rows.rule[1]) if rules.scales else None
-        bent = {
-            i: _wide(rows.rule[0], weight) * weight + rows.bend[i][rows.rule[2]]
-            for i, weight in enumerate(rows.weights if rules.bent else ())
+        added = {
+            i: _wide(rows.rule[0], weight) * weight + rows.offset[i][rows.rule[2]]
+            for i, weight in enumerate(rows.weights if rules.adds else ())
             if isinstance(gradients[i], Dense)
         }
         if solver.plain:
             rate = -batches.lr if scale is None else -batches.lr * scale
-            left = _add(gradients, rows.weights, rate, active, () if rules.bent else rows.cast)
-            if rules.bent:
+            left = _add(gradients, rows.weights, rate, active, () if rules.adds else rows.cast)
+            if rules.adds:
                 push = torch.where(active, batches.lr, 0)
                 keep = 1 - push * rows.rule[0]
                 left = {i: product._replace(keep=keep, push=push) for i, product in left.items()}
-            for i, term in bent.items():
+            for i, term in added.items():
                 weight = rows.weights[i]
                 weight.sub_(torch.where(_wide(active, weight), batches.lr * term, 0))
         else:
             left, dense = {}, _dense(gradients, rows.weights)
             if scale is not None:
                 dense = [_wide(scale, g) * g for g in dense]
-            if rules.bent:
-                dense = [g + bent[i] for i, g in enumerate(dense)]
+            if rules.adds:
+                dense = [g + added[i] for i, g in enumerate(dense)]
             _update(solver, rows, dense, batches, active)
-        if rules.bent or not solver.plain:
+        if rules.adds or not solver.plain:
             for half, weight in zip(rows.cast, rows.weights, strict=bool(rows.cast)):
                 half.copy_(weight)
         return left

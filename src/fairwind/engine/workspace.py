@@ -11,7 +11,7 @@ from fairwind.counter import segments
 from fairwind.data.federation import Federation
 from fairwind.data.samples import mapped, tensors
 from fairwind.engine.graphs import Graphs
-from fairwind.engine.local import PLAIN, Bend, Rules
+from fairwind.engine.local import PLAIN, Modifications, Rules
 from fairwind.engine.model import StackedModel
 from fairwind.engine.steps import Batches, Rows, Step
 
@@ -81,18 +81,18 @@ class Workspace:
         layout, own = self.model.layout, self.model.dtype
         compute = self.model.compute if self.casts else own
         loss = torch.zeros(n, dtype=own, device=device)
-        bent, corrected = self.rules.bent, self.rules.corrected
+        adds, corrected = self.rules.adds, self.rules.corrected
         return Rows(
             layout.empty(n, own, device),
             tuple(layout.empty(n, own, device) for _ in range(self.kept)),
             layout.empty(n, compute, device) if self.casts else (),
             loss,
             layout.empty(n, compute, device) if corrected else (),
-            (loss.clone(), loss.long(), torch.arange(n, device=device)) if bent or self.rules.scales else (),
-            layout.empty(n if self.rules.own else runs, own, device) if bent else (),
+            (loss.clone(), loss.long(), torch.arange(n, device=device)) if adds or self.rules.scales else (),
+            layout.empty(n if self.rules.own else runs, own, device) if adds else (),
         )
 
-    def load(self, models: list[Tensor], row_run: Tensor, bend: Bend | None = None) -> Rows:
+    def load(self, models: list[Tensor], row_run: Tensor, modifications: Modifications | None = None) -> Rows:
         """Loads its run's model, given as matrices (R, n), and step modification into every row."""
         layout, n = self.model.layout, len(row_run)
         if self.rows is None or len(self.rows.loss) < n:
@@ -105,15 +105,15 @@ class Workspace:
         for copies in (rows.cast, rows.received):
             for half, weight in zip(copies, rows.weights, strict=bool(copies)):
                 half.copy_(weight)
-        if bend is not None and rows.rule:
-            for place, numbers in zip(rows.rule[:2], bend.rule, strict=True):
+        if modifications is not None and rows.rule:
+            for place, numbers in zip(rows.rule[:2], modifications.rule, strict=True):
                 torch.index_select(numbers, 0, row_run, out=place)
-            vectors = layout.as_matrices(rows.bend) if rows.bend else []
+            vectors = layout.as_matrices(rows.offset) if rows.offset else []
             if self.rules.own:
-                _spread(bend.vectors, row_run, [matrix[:n] for matrix in vectors])
+                _spread(modifications.vectors, row_run, [matrix[:n] for matrix in vectors])
             else:
                 rows.rule[2].copy_(row_run)
-                for place, matrix in zip(vectors, bend.vectors, strict=True):
+                for place, matrix in zip(vectors, modifications.vectors, strict=True):
                     place.copy_(matrix)
         return rows
 
@@ -147,7 +147,7 @@ class Workspace:
         rows = self.rows.first(n)
         targets = rows.kept[0] if rows.kept else rows.weights
         for i, product in self.step(rows, self.batches, *self.data).items():
-            product.add_to(targets[i], rows.bend[i][rows.rule[2]] if rows.bend else None)
+            product.add_to(targets[i], rows.offset[i][rows.rule[2]] if rows.offset else None)
 
 
 def _spread(of_runs: list[Tensor], row_run: Tensor, places: list[Tensor]) -> None:
