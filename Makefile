@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo docs paper-smoke test test-slow test-crash test-flower test-nvflare test-track test-data lint coverage package bench clean
+.PHONY: setup demo docs paper-smoke test test-slow test-crash test-flower test-nvflare test-kernels test-track test-data lint coverage package bench clean
 
 setup: $(VENV)/.ready
 
@@ -65,6 +65,14 @@ $(NVFLARE)/.ready: pyproject.toml constraints.txt  # of its own: NVFLARE pins ex
 
 test-nvflare: $(NVFLARE)/.ready  ## the algorithms on NVFLARE, in its simulator
 	$(NVFLARE)/bin/python -m pytest -q -m nvflare tests/test_nvflare.py
+
+TRITON := .venvs/triton
+
+$(TRITON): $(VENV)/.ready  # with the newest NumPy that Triton's interpreter runs on
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TRITON) triton==3.6.0 numpy==2.2.6
+
+test-kernels: setup $(TRITON)  ## the GPU's kernels, interpreted on a CPU
+	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -W ignore::DeprecationWarning tests/test_kernels.py
 
 test-data: setup  ## further tests on real files: make test-data DATA=folder with femnist/, cifar10/, sent140/, glove/
 	FAIRWIND_DATA=$(abspath $(DATA)) $(BIN)/python -m pytest -q -rA tests/test_real_data.py

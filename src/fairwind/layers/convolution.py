@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairwind.layers import implicit
+from fairwind.layers.batching import models_first
 from fairwind.layers.operators import Window
 from fairwind.layers.tracing import is_traced, must_be_contiguous
 
@@ -140,11 +141,8 @@ class WindowProduct(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         """Stacked models are one more leading dimension."""
-        x, kernel = (
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(inputs[:2], in_dims[:2], strict=True)
-        )
-        return WindowProduct.apply(x, kernel, inputs[2]), (0, 0)  # type: ignore[no-untyped-call]
+        stacked = models_first(info.batch_size, in_dims, inputs)
+        return WindowProduct.apply(*stacked), (0, 0)  # type: ignore[no-untyped-call]
 
 
 def _columns(x: Tensor, sizes: Sizes) -> tuple[Tensor, tuple[int, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairwind.layers.batching import models_first
 from fairwind.layers.operators import Window, convolve, convolve_back, convolve_pixels, sum_pixels
 from fairwind.layers.sixteen_bits import half, may_be_half, packed
 
@@ -64,11 +65,8 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         """Stacked models are one more leading dimension."""
-        tensors = (
-            t if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(inputs[:3], in_dims[:3], strict=True)
-        )
-        found = Convolution.apply(*tensors, inputs[3])  # type: ignore[no-untyped-call]
+        stacked = models_first(info.batch_size, in_dims, inputs)
+        found = Convolution.apply(*stacked)  # type: ignore[no-untyped-call]
         return found, (0,) * len(found)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairwind.layers.batching import models_first
 from fairwind.layers.sixteen_bits import SMALLEST, half, may_be_half, packed
 
 MOST = 128  # units whose weights fit on the chip
@@ -122,11 +123,8 @@ class Layer(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         """Stacked models are one more leading dimension."""
-        tensors = (
-            t if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(inputs[:3], in_dims[:3], strict=True)
-        )
-        found = Layer.apply(*tensors, inputs[3])  # type: ignore[no-untyped-call]
+        stacked = models_first(info.batch_size, in_dims, inputs)
+        found = Layer.apply(*stacked)  # type: ignore[no-untyped-call]
         # What is kept has all leading dimensions in one; it is used in the backward pass only.
         return found, (0, 0, *(None,) * (len(found) - 2))
 

@@ -73,11 +73,12 @@ def run(  # type: ignore[no-untyped-def]
         bi, bf, bg, bo = four(bias + row * bias_row, j, hidden, units)
     h = tl.zeros((B, H), weight.dtype.element_ty)
     c = tl.zeros((B, H), tl.float32)
-    token = b[:, None] * tokens  # of all sequences
+    token = b[:, None] * tokens  # each sequence's first
     i, f, g, o = four(parts, token * 4 * hidden + j[None, :], hidden, inside)
     for t in range(0, tokens):
-        here = inside & (t + 1 < tokens)
-        after = four(parts, (token + t + 1) * 4 * hidden + j[None, :], hidden, here)  # read early
+        more = inside & (t + 1 < tokens)
+        # Read now, so that it arrives during the products.
+        following = four(parts, (token + t + 1) * 4 * hidden + j[None, :], hidden, more)
         i = tl.dot(h, wi) * scale + i.to(tl.float32)
         f = tl.dot(h, wf) * scale + f.to(tl.float32)
         g = tl.dot(h, wg) * scale + g.to(tl.float32)
@@ -99,7 +100,7 @@ def run(  # type: ignore[no-untyped-def]
         out = o * tanh(c)
         tl.store(states + (token + t) * hidden + j[None, :], out.to(states.dtype.element_ty), mask=inside)
         h = (out / H_UNIT).to(h.dtype) if UNITS else out.to(h.dtype)
-        i, f, g, o = after
+        i, f, g, o = following
     at = (row * batch + b[:, None]) * hidden + j[None, :]
     tl.store(last + at, c.to(last.dtype.element_ty), mask=inside)
 
@@ -143,16 +144,16 @@ def run_back(  # type: ignore[no-untyped-def]
     dh = tl.zeros((B, H), tl.float32)
     d_last += (row * batch + b[:, None]) * hidden + j[None, :]
     dc = tl.load(d_last, mask=inside, other=0.0).to(tl.float32)
-    token = b[:, None] * tokens + tokens - 1  # of all sequences
+    token = b[:, None] * tokens + tokens - 1  # each sequence's last
     i, f, g, o = four(kept, token * 5 * hidden + j[None, :], hidden, inside)
     before = tl.load(kept + token * 5 * hidden + 4 * hidden + j[None, :], mask=inside, other=0.0)
     d_out = tl.load(d_states + token * hidden + j[None, :], mask=inside, other=0.0)
     for t in range(0, tokens):
-        here = inside & (t + 1 < tokens)
+        more = inside & (t + 1 < tokens)
         at = (token - 1) * 5 * hidden + j[None, :]
-        after = four(kept, at, hidden, here)  # read early
-        after_before = tl.load(kept + at + 4 * hidden, mask=here, other=0.0)
-        after_out = tl.load(d_states + (token - 1) * hidden + j[None, :], mask=here, other=0.0)
+        following = four(kept, at, hidden, more)
+        following_before = tl.load(kept + at + 4 * hidden, mask=more, other=0.0)
+        following_out = tl.load(d_states + (token - 1) * hidden + j[None, :], mask=more, other=0.0)
         i, f, g, o = i.to(tl.float32), f.to(tl.float32), g.to(tl.float32), o.to(tl.float32)
         before = before.to(tl.float32)
         dh += d_out.to(tl.float32)
@@ -179,6 +180,6 @@ def run_back(  # type: ignore[no-untyped-def]
         dh = tl.dot(do.to(half), wo, dh)
         if UNITS:
             dh *= (scale * d_unit)[:, None]
-        i, f, g, o = after
-        before, d_out = after_before, after_out
+        i, f, g, o = following
+        before, d_out = following_before, following_out
         token -= 1

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairwind.layers.batching import models_first
 from fairwind.layers.tracing import is_traced
 
 
@@ -84,11 +85,8 @@ class Grouped(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         """Stacked models are one more leading dimension."""
-        stacked = (
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(inputs[:3], in_dims[:3], strict=True)
-        )
-        return Grouped.apply(*stacked, inputs[3]), (0, 0, 0)  # type: ignore[no-untyped-call]
+        stacked = models_first(info.batch_size, in_dims, inputs)
+        return Grouped.apply(*stacked), (0, 0, 0)  # type: ignore[no-untyped-call]
 
 
 def _of_channels(p: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from fairwind.layers import lstm
+from fairwind.layers.batching import models_first
 from fairwind.layers.cells import CELLS, Tensors
 from fairwind.layers.dropout import dropout
 
@@ -83,13 +84,10 @@ class Recurrence(torch.autograd.Function):
         return None, d_projected, d_weight, d_bias, d_h, d_c
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], mode: str, *inputs: Tensor | None) -> tuple[Any, Any]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         """Stacked models are one more leading dimension."""
-        stacked = [
-            x if x is None else x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            for x, dim in zip(inputs, in_dims[1 : 1 + len(inputs)], strict=True)
-        ]
-        outputs = Recurrence.apply(mode, *stacked)  # type: ignore[no-untyped-call]
+        stacked = models_first(info.batch_size, in_dims, inputs)
+        outputs = Recurrence.apply(*stacked)  # type: ignore[no-untyped-call]
         return outputs, (0,) * len(outputs)
 
 
