@@ -142,6 +142,16 @@ def test_the_slowdown_on_a_busy_machine_is_the_recorded_one() -> None:
     assert f"takes {one:.1f}× as long as on an idle machine with one run, and {fifteen:.1f}× with 15" in page
 
 
+def test_the_table_of_scale_is_the_recorded_one() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text().partition("## Scale")[2]
+    found = json.loads((RECORDED / "scale-cpu.json").read_text())["points"]
+    points = [point for point in found if point["sweep"] == "clients"]
+    assert "| " + " | ".join(f"{point['us']:.1f}" for point in points) + " |" in page
+    for field in ("data_mib", "beyond_mib"):
+        cells = [f"{point[field]:.{int(point[field] < 10)}f}" for point in points]
+        assert f"| {' | '.join(cells)} |" in page, field
+
+
 @pytest.mark.parametrize("setup", ["femnist", "sent140"])
 def test_the_tables_of_precision_are_the_recorded_ones(setup: str) -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
