@@ -55,7 +55,8 @@ def prepare_compiler() -> None:
     import torch._dynamo  # takes more than a second
 
     torch._dynamo.config.allow_rnn = True
-    torch._dynamo.assume_constant_result(sixteen_bits.rounds)  # type: ignore[no-untyped-call]
+    for constant in (sixteen_bits.rounds, sixteen_bits.has_room):
+        torch._dynamo.assume_constant_result(constant)  # type: ignore[no-untyped-call]
     for function in (
         recurrent.Recurrence,
         lstm.Layer,

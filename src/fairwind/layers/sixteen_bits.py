@@ -13,6 +13,7 @@ from torch import Tensor
 DEVICES = ("cuda",) if find_spec("triton") else ()
 HALF = (torch.bfloat16, torch.float16)
 SMALLEST = 2.0**-100  # number that a row is scaled by
+NEEDED = 160 << 10  # bytes of shared memory: an A100 or newer, but not a graphics card
 
 
 def rounds() -> bool:
@@ -20,9 +21,20 @@ def rounds() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
+def has_room() -> bool:
+    """Whether the GPU has the shared memory that the kernels need."""
+    if not torch.cuda.is_available():  # interpreted
+        return True
+    return (
+        torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_multiprocessor
+        >= NEEDED
+    )
+
+
 def may_be_half(x: Tensor) -> bool:
     """Whether a tensor's device has such kernels, and its numbers have 16 bits or may be rounded."""
-    return x.device.type in DEVICES and (x.dtype in HALF or (x.dtype == torch.float32 and rounds()))
+    small = x.dtype in HALF or (x.dtype == torch.float32 and rounds())
+    return x.device.type in DEVICES and small and has_room()
 
 
 def half(t: Tensor) -> tuple[Tensor, Tensor | None]:
