@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.flop_counter import FlopCounterMode
 
 from fairwind import Federation, Settings, algorithms
 from fairwind.contract import Probe
-from fairwind.data.samples import take
+from fairwind.data.samples import mapped, take
 from fairwind.engine.executor import Run
+from fairwind.engine.modules import forward_operations
 from fairwind.engine.precision import products
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import environment
@@ -154,11 +154,10 @@ class Floor:
         Forward and both backward products; weights read by the forward pass, read and written by the update.
         """
         batch = simulation.settings.solver.batch_size
-        model = task.model()
-        with FlopCounterMode(display=False) as counter:
-            model(take(simulation.federation.inputs, slice(0, batch)).cpu())
+        inputs = mapped(torch.Tensor.cpu, take(simulation.federation.inputs, slice(0, batch)))
+        operations = 3 * forward_operations(task.model(), inputs)
         parameters = simulation.layout.parameters
-        return 3 * counter.get_total_flops() / self.flops, 3 * 4 * parameters / self.bytes
+        return operations / self.flops, 3 * 4 * parameters / self.bytes
 
 
 def _best(work: Callable[[], Tensor]) -> float:

@@ -1,6 +1,8 @@
 """Copies, calls and inspects users' modules."""
 
 import copy
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -85,9 +87,20 @@ def changes_buffers(module: nn.Module, inputs: Any) -> str:
     return ""
 
 
+def _recurrent_operations(
+    x: Sequence[int], weight: Sequence[int], recurrent: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Those of a recurrent layer, from the shapes of inputs (T, B, ·) and weights."""
+    return 2 * x[0] * x[1] * (math.prod(weight) + math.prod(recurrent))
+
+
+RECURRENT = {torch.ops.aten.mkldnn_rnn_layer: _recurrent_operations}  # PyTorch counts only products
+
+
 def forward_operations(module: nn.Module, inputs: Any) -> int:
     """Floating-point operations of a forward pass, in products and convolutions."""
-    counter, devices = FlopCounterMode(display=False), range(torch.cuda.device_count())
+    counter = FlopCounterMode(display=False, custom_mapping=RECURRENT)
+    devices = range(torch.cuda.device_count())
     # Frozen, else the counter looks for gradients that a module may not have.
     frozen = copy.deepcopy(module).requires_grad_(False)
     for layer in frozen.modules():
