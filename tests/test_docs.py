@@ -74,7 +74,10 @@ def test_the_studies_page_shows_studies_that_work(tmp_path: Path) -> None:
 
 RECORDED = ROOT / "benchmarks" / "results"
 NEWEST = {file.stem: file for file in (RECORDED / "engine-h200").glob("*.json")}
-NEWEST |= {f"{name}-cpu": RECORDED / f"{name}-cpu.json" for name in ("leaf", "resnet", "synthetic")}
+NEWEST |= {
+    f"{name}-cpu": RECORDED / f"{name}-cpu.json"
+    for name in ("leaf", "lstm", "resnet", "sent140", "synthetic")
+}
 
 
 def shown(setup: str, ratio: float, page: str) -> bool:

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from conftest import DEVICE
 from fairwind import Federation, Task, algorithms, compare, models, setups, simulate
 from fairwind.engine.layout import Layout
-from fairwind.engine.modules import activations
+from fairwind.engine.modules import activations, forward_operations
 from fairwind.engine.solver import Solver
 from fairwind.layers import stackable
 
@@ -178,3 +178,10 @@ def test_the_setups_have_the_papers_models() -> None:
     ]
     solver = setups.SETUPS["cifar10"].solver
     assert (solver.lr, solver.batch_size, solver.epochs) == (0.01, 32, 2)
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)])
+def test_operations_of_recurrent_layers_are_counted(kind: type[nn.Module], gates: int) -> None:
+    """PyTorch's own counter passes over them; on a CPU their number decides whether a model is stacked."""
+    layer, x = kind(30, 20, batch_first=True), torch.randn(2, 7, 30)
+    assert forward_operations(layer, x) == 2 * 2 * 7 * gates * 20 * (30 + 20)
