@@ -13,7 +13,7 @@ from fairwind.engine.plan import Plan, Planner
 from fairwind.engine.ragged import Chunk, active_rows, chunk_of, chunks, evenly, round_robin
 from fairwind.engine.ranks import Ranks
 from fairwind.layers import lstm
-from fairwind.layers.sixteen_bits import rounds
+from fairwind.layers.sixteen_bits import has_room, rounds
 
 # What rows are used for: kinds of training, and probes
 Kind = Literal["training", "corrected", "personal", "gradient", "loss"]
@@ -152,7 +152,7 @@ class Cutter:
         numbers = self.planner.participants * len(self.runs) // world * self.fixed("training")
         if self.on_gpu:  # passes over memory; but many small products gain nothing
             recurrent = [layer for layer in self.model.training.modules() if isinstance(layer, nn.RNNBase)]
-            by_token = not all(lstm.fits(layer) and rounds() for layer in recurrent)
+            by_token = not all(lstm.fits(layer) and rounds() and has_room() for layer in recurrent)
             return 0.0 if by_token else 3e-12 * numbers * float(steps.double().mean())
         calls = max(int(steps.max()), int(numbers // self.budget * steps.double().mean()))
         return 1e-3 * calls
