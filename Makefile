@@ -68,7 +68,7 @@ test-nvflare: $(NVFLARE)/.ready  ## the algorithms on NVFLARE, in its simulator
 
 TRITON := .venvs/triton
 
-$(TRITON): $(VENV)/.ready  # with the newest NumPy that Triton's interpreter runs on
+$(TRITON): $(VENV)/.ready  # with a NumPy that Triton's interpreter runs on
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TRITON) triton==3.6.0 numpy==2.2.6
 
 test-kernels: setup $(TRITON)  ## the GPU's kernels, interpreted on a CPU

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from zoo import ZOO, Specimen
 from zoo.vision import leaf_cnn, resnet18
 
-__all__ = ["GPT2", "Encoder", "Lstm", "leaf_cnn", "resnet18"]
+__all__ = ["GPT2", "ZOO", "Encoder", "Lstm", "Specimen", "leaf_cnn", "resnet18"]
 
 
 class Lstm(nn.Module):

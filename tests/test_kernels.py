@@ -139,8 +139,9 @@ def test_float32_stays_exact_where_it_must() -> None:
 
 
 @gpu
-def test_bits_repeat(rounding: None) -> None:
-    layer, shape, rows = LARGE["64 channels"]
+@pytest.mark.parametrize("name", ["64 channels", "LSTM of 100 units"])
+def test_bits_repeat(name: str, rounding: None) -> None:
+    layer, shape, rows = LARGE[name]
     weights = {name: torch.randn(rows, *p.shape, device="cuda") for name, p in layer.named_parameters()}
     x = torch.randn(rows, *shape, device="cuda")
     for a, b in zip(stacked(layer, weights, x), stacked(layer, weights, x), strict=True):

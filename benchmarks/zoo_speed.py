@@ -1,0 +1,107 @@
+"""Whether any module of the zoo (tests/zoo) trains slower than in a plain loop.
+
+    python benchmarks/zoo_speed.py [--compile on] [--json numbers.json] [names …]
+
+The same comparison as benchmarks/engine.py, for small modules of every kind, with one run of AdaFedAdam and
+many small clients. By default steps are not compiled, as in a short run.
+"""
+
+import argparse
+import json
+import statistics
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from engine import Loop, cost, taken
+from fairwind import Federation, InputError, Settings, Solver, algorithms
+from fairwind.data.samples import take
+from fairwind.engine.executor import Run
+from fairwind.engine.losses import cross_entropy
+from fairwind.engine.modules import call
+from fairwind.engine.simulation import Simulation
+from fairwind.environment import environment
+from fairwind.scores import accuracy
+from modules import ZOO, Specimen
+from tasks import Task
+
+COPIES = 20  # of the zoo's three clients
+SECONDS = 0.3  # of one measurement
+
+
+class ZooLoop(Loop):
+    """The plain loop, for any structure of inputs and any loss."""
+
+    def __init__(self, specimen: Specimen, data: Federation, settings: Settings):
+        self.loss = specimen.loss or cross_entropy
+        task = Task(specimen.name, lambda _: data, 0, 0, specimen.model, settings.solver)
+        super().__init__(task, data, settings)
+
+    def losses(self, samples: Tensor) -> Tensor:
+        inputs, targets = take(self.data.inputs, samples), take(self.data.targets, samples)
+        return self.loss(call(self.model, inputs), targets).mean()
+
+
+def measure(specimen: Specimen, compile: Literal["on", "off"], repeats: int) -> dict[str, Any]:
+    data = Federation.from_clients(specimen.clients() * COPIES, train=0.7)
+    solver = Solver(lr=0.01, batch_size=3)
+    settings = Settings(
+        rounds=10**9, eval_every=10**9, solver=solver, compile=compile, device="cpu", precision="float32"
+    )
+    given = {"loss": specimen.loss or cross_entropy, "score": specimen.score or accuracy}
+    runs = [Run("adafedadam", algorithms.adafedadam(), 0)]
+    ours = Simulation(specimen.model, data, runs, settings, **given)  # type: ignore[arg-type]
+    loop = ZooLoop(specimen, data, settings)
+    ours.step()
+    rounds = max(1, int(SECONDS / taken(ours.step)))
+    pairs = [(loop.cost(["gradient"]), cost(ours, rounds)) for _ in range(repeats)]
+    return {
+        "module": specimen.name,
+        "engine": str(ours.choice),
+        "ratio": statistics.median(slow / fast for slow, fast in pairs),
+        "low": min(slow / fast for slow, fast in pairs),
+        "loop_us": 1e6 * statistics.median(slow for slow, _ in pairs),
+        "ours_us": 1e6 * statistics.median(fast for _, fast in pairs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="all, if none is named")
+    parser.add_argument("--compile", default="off", choices=["on", "off"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    o = parser.parse_args()
+    warnings.simplefilter("ignore")
+    results = []
+    for name in o.names or ZOO:
+        specimen = ZOO[name]
+        absent = [package for package in specimen.needs if find_spec(package) is None]
+        if absent:
+            print(f"{name:32}needs {', '.join(absent)}")
+            continue
+        torch.manual_seed(0)
+        try:
+            found = measure(specimen, o.compile, o.repeats)
+        except InputError as error:
+            print(f"{name:32}refused: {error}")
+            continue
+        results.append(found)
+        print(
+            f"{name:32}{found['ratio']:6.2f}× ({found['low']:.2f} at least; {found['loop_us']:.0f} → "
+            f"{found['ours_us']:.0f} µs a client-step)  {found['engine'].partition(':')[0]}",
+            flush=True,
+        )
+        if o.json:
+            content = {"environment": environment("cpu"), "compile": o.compile, "results": results}
+            o.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
