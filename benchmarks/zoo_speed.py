@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine import Loop, cost, taken
 from fairwind import Federation, InputError, Settings, Solver, algorithms
@@ -25,7 +26,7 @@ from fairwind.engine.losses import cross_entropy
 from fairwind.engine.modules import call
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import environment
-from fairwind.scores import accuracy
+from fairwind.scores import accuracy, first_output
 from modules import ZOO, Specimen
 from tasks import Task
 
@@ -33,11 +34,17 @@ COPIES = 20  # of the zoo's three clients
 SECONDS = 0.3  # of one measurement
 
 
+def torch_cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+    """PyTorch's own, of the first output, with the classes in its last dimension."""
+    logits = first_output(outputs)
+    return functional.cross_entropy(logits if logits.dim() == 2 else logits.movedim(-1, 1), targets)
+
+
 class ZooLoop(Loop):
     """The plain loop, for any structure of inputs and any loss."""
 
     def __init__(self, specimen: Specimen, data: Federation, settings: Settings):
-        self.loss = specimen.loss or cross_entropy
+        self.loss = specimen.loss or torch_cross_entropy
         task = Task(specimen.name, lambda _: data, 0, 0, specimen.model, settings.solver)
         super().__init__(task, data, settings)
 

@@ -19,6 +19,9 @@ from fairwind.layers.sixteen_bits import has_room, rounds
 Kind = Literal["training", "corrected", "personal", "gradient", "loss"]
 PROBES: tuple[Kind, ...] = ("gradient", "loss")
 WORTH = 1 << 24  # numbers that pass through steps, from which on several workers are faster than one
+# Numbers of a chunk for each operation of an uncompiled step on a CPU: with so many, launching an operation
+# (some 12 µs) takes about a quarter of its time.
+LAUNCHED = 1 << 14
 
 
 class Cutter:
@@ -46,12 +49,19 @@ class Cutter:
         self.seeds = sorted({run.seed for run in runs})
         self.run_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
         # Samples of a client per probe batch: more are faster, but clients with fewer samples are padded.
-        typical = int(planner.probed(planner.federation.train).double().mean())
-        probed = min(256 if self.on_gpu else 64, max(32, 1 << typical.bit_length() - 1))
+        sizes = planner.probed(planner.federation.train)
+        typical, largest = int(sizes.double().mean()), max(1, int(sizes.max()))
+        probed = min(256 if self.on_gpu else 64, max(32, 1 << typical.bit_length() - 1), largest)
         self.batch_sizes: dict[Kind, int] = dict.fromkeys(PROBES, probed)
         self.batch_sizes |= dict.fromkeys(PASSES, planner.solver.batch_size)
         self.plan: Plan | None = None
         self.steps = 0  # of a round, in all
+        self.compiled = False
+
+    @property
+    def launched(self) -> int:
+        """Numbers of a chunk from which on launching operations one by one costs little."""
+        return 0 if self.compiled or self.on_gpu else LAUNCHED * self.model.operations
 
     def begin(self, round: int, ranks: Ranks) -> int:
         """Prepares a round and this rank's rows; returns the number of local steps of all ranks."""
@@ -91,9 +101,11 @@ class Cutter:
             parts = evenly(costs, self.budget)
         else:
             parts = list(chunks(costs, self.budget))
-            # Few rows: each worker gets equally many, of all lengths, if there is enough work to wake it up.
+            # Few rows: each worker gets equally many, of all lengths, if there is enough work to wake it up
+            # (and if workers would not mostly wait for the GIL).
             work = int(self._steps(kind, rows).sum()) * self.fixed(kind)
-            if len(parts) < 8 * self.workers and (len(parts) > 1 or work >= WORTH):
+            enough = work >= WORTH and int(costs.sum()) >= self.launched
+            if len(parts) < 8 * self.workers and (len(parts) > 1 or enough):
                 parts = round_robin(len(rows), -(-len(parts) // self.workers) * self.workers)
         if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # the compiler specialises one row
             parts[-2:] = [torch.cat(parts[-2:])]

@@ -62,24 +62,24 @@ class Layout:
 
     def flatten(self, model: nn.Module) -> Tensor:
         """A model's trainable parameters as one vector (P,)."""
-        return torch.cat([model.get_parameter(name).detach().reshape(-1) for name in self.names])
+        return torch.cat([weight.detach().reshape(-1) for weight in self.weights(model)])
 
     def parts(self, flat: Tensor) -> Parts:
         """Views of flat vectors (..., P), parameter by parameter: (..., *shape) each."""
-        split = torch.split(flat, self.sizes, dim=-1)
+        split = flat.split_with_sizes(self.sizes, dim=-1)
         return tuple(p.view(p.shape[:-1] + s) for p, s in zip(split, self.shapes, strict=True))
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat vector under the parameters' names."""
         return dict(zip(self.names, self.parts(flat), strict=True))
 
-    def load(self, flat: Tensor, model: nn.Module) -> list[nn.Parameter]:
-        """Copies a flat vector into a model; returns the model's parameters in the vector's order."""
-        found = [model.get_parameter(name) for name in self.names]
-        with torch.no_grad():
-            for parameter, value in zip(found, self.parts(flat), strict=True):
-                parameter.copy_(value)
-        return found
+    def weights(self, model: nn.Module) -> list[nn.Parameter]:
+        """A model's trainable parameters, in the order of the flat vector."""
+        return [model.get_parameter(name) for name in self.names]
+
+    def load(self, flat: Tensor, model: nn.Module) -> None:
+        """Copies a flat vector into a model."""
+        copy_into(self.weights(model), self.parts(flat))
 
     def empty(self, rows: int, dtype: torch.dtype, device: torch.device) -> Parts:
         """Uninitialised parts for this many rows."""
@@ -102,3 +102,9 @@ class Layout:
             back = (order.index(d) + 1 for d in sorted(order))
             flat.append(part.permute(0, *back).reshape(len(matrix), -1))
         return torch.cat(flat, dim=1)
+
+
+@torch.no_grad()
+def copy_into(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copies values into a model's weights, one by one."""
+    torch._foreach_copy_(list(weights), list(values))

@@ -1,24 +1,27 @@
 """A client's local training with ordinary autograd, and sums of updates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fairwind.contract import Local
+from fairwind.engine.layout import copy_into
 from fairwind.engine.plain import PlainModel
+from fairwind.engine.solver import Solver
 from fairwind.layers.factored import add_gradients, factored, squared_norm, take_factors
 
 BLOCK = 1 << 18  # numbers that are added up at once
 FEW = 8  # clients
+PROBED = 512  # samples that are probed at once
 
 
 class Modification(NamedTuple):
     """What turns a client's gradient g into s(ℓ)·g + μ·y + w."""
 
     local: Local[Any] = Local()
-    weights: Sequence[nn.Parameter] = ()
     parts: Sequence[Tensor] = ()  # w of each weight; empty if steps are not modified
     received: Sequence[Tensor] | None = None  # x, where g is g(y) − g(x)
 
@@ -34,58 +37,134 @@ class Learner:
         """With `factors`, gradients of large dense layers are added to the weights without being stored."""
         self.model = model
         self.layers = factored(model.module) if factors else []
+        # In evaluation mode cuDNN's recurrent layers have no backward pass.
+        recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.module.modules())
+        self.without_cudnn = recurrent and model.start.is_cuda
 
-    def step(
+    def steps(
+        self, solver: Solver, lr: float, batches: Iterator[Callable[[], Tensor]], modification: Modification
+    ) -> None:
+        """A local step on the loss of each batch, modified if the algorithm says so."""
+        self.model.train()
+        # Plain SGD needs no optimizer, which would take as long as a small model's gradient.
+        optimizer = None if solver.plain else solver.build(self.model.weights, lr)
+        for loss in batches:
+            self._step(optimizer, lr, loss, solver.clip, modification)
+
+    def _step(
         self,
-        optimizer: torch.optim.Optimizer,
-        losses: Callable[[], Tensor],
+        optimizer: torch.optim.Optimizer | None,
+        lr: float,
+        loss_of_batch: Callable[[], Tensor],
         clip: float | None,
         modification: Modification,
     ) -> None:
-        """One optimizer step on the mean loss, modified if the algorithm says so."""
-        before = self._gradients_at(modification, losses) if modification.received is not None else None
-        loss = losses().mean()
-        torch.autograd.backward(loss)
+        before = None
+        if modification.received is not None:
+            before = self._gradients_at(modification.received, loss_of_batch)
+        loss = loss_of_batch()
+        gradients = self.model.gradients([loss])
         scale = modification.scale(loss.detach())
-        for i, (parameter, w) in enumerate(zip(modification.weights, modification.parts, strict=True)):
-            gradient: Any = 0 if parameter.grad is None else parameter.grad
-            if before is not None:
-                gradient = gradient - before[i]
-            parameter.grad = scale * gradient + modification.local.pull * parameter.detach() + w
+        if modification.parts:
+            gradients = self._modified(gradients, before, scale, modification)
+        add_gradients(self.layers, -lr * scale)
+        if optimizer is None:
+            _add(self.model.weights, gradients, -lr)
+            return
+        for weight, gradient in zip(self.model.weights, gradients, strict=True):
+            weight.grad = gradient
         if clip is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, clip)
-        add_gradients(self.layers, -optimizer.param_groups[0]["lr"] * scale)
+            torch.nn.utils.clip_grad_norm_(self.model.weights, clip)
         optimizer.step()
         optimizer.zero_grad()
 
-    @staticmethod
-    def _gradients_at(modification: Modification, losses: Callable[[], Tensor]) -> Sequence[Tensor]:
-        """The gradients at the received model; the weights are restored afterwards."""
-        assert modification.received is not None
-        trained = [weight.detach().clone() for weight in modification.weights]
-        _set(modification.weights, modification.received)
-        found = torch.autograd.grad(losses().mean(), modification.weights, materialize_grads=True)
-        _set(modification.weights, trained)
+    @torch.no_grad()
+    def _modified(
+        self,
+        gradients: list[Tensor | None],
+        before: list[Tensor | None] | None,
+        scale: float,
+        modification: Modification,
+    ) -> list[Tensor | None]:
+        pull, found = modification.local.pull, list[Tensor | None]()
+        for i, (weight, w) in enumerate(zip(self.model.weights, modification.parts, strict=True)):
+            new = pull * weight + w
+            for sign, each in ((scale, gradients), (-scale, before)):
+                g = None if each is None else each[i]
+                new = new if g is None else new.add_(g, alpha=sign)
+            found.append(new)
         return found
 
+    def _gradients_at(
+        self, received: Sequence[Tensor], loss_of_batch: Callable[[], Tensor]
+    ) -> list[Tensor | None]:
+        """The gradients at the received model; the weights are restored afterwards."""
+        trained = [weight.detach().clone() for weight in self.model.weights]
+        copy_into(self.model.weights, received)
+        found = self.model.gradients([loss_of_batch()])
+        copy_into(self.model.weights, trained)
+        return found
+
+    def probe(
+        self, mean_loss: Callable[[Tensor], Tensor], samples: Tensor, gradient: Sequence[Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """The mean loss over samples and the norm of its gradient, in evaluation mode.
+
+        The gradient itself is written to `gradient`, if given.
+        """
+        self.model.train(False)
+        losses = []
+
+        def parts() -> Iterator[Tensor]:
+            for part, share in _shares(samples):
+                loss = mean_loss(part) if share == 1 else share * mean_loss(part)
+                losses.append(loss.detach())
+                yield loss
+
+        cudnn = torch.backends.cudnn.flags(enabled=False) if self.without_cudnn else nullcontext()
+        with cudnn:
+            found = self.model.gradients(parts())
+        for g, place in zip(found, gradient or (), strict=gradient is not None):
+            place.copy_(torch.zeros_like(place) if g is None else g)
+        return torch.stack(losses).sum(dtype=torch.float64), self._norm(found)
+
     @torch.no_grad()
-    def gradient_norm(self, weights: list[nn.Parameter], found: dict[int, Tensor]) -> Tensor:
-        """The norm of all gradients, dense (by index) and factored."""
+    def mean_loss(self, mean_loss: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
+        """The mean loss over samples, in evaluation mode."""
+        self.model.train(False)
+        losses = [share * mean_loss(part) for part, share in _shares(samples)]
+        return torch.stack(losses).sum(dtype=torch.float64)
+
+    @torch.no_grad()
+    def _norm(self, gradients: list[Tensor | None]) -> Tensor:
+        """The norm of all gradients, dense and factored."""
         factors, squares = take_factors(self.layers), []
-        for i, weight in enumerate(weights):
-            product = factors.get(id(weight))
-            if product is not None and i in found:  # the weight is shared with another layer
-                found[i] = found[i] + (product[0].mT @ product[1])
+        for i, weight in enumerate(self.model.weights):
+            product, dense = factors.get(id(weight)), gradients[i]
+            if product is not None and dense is not None:  # the weight is shared with another layer
+                gradients[i] = dense + (product[0].mT @ product[1])
             elif product is not None:
                 squares.append(squared_norm(*product))
-        return torch.stack([norm(list(found.values())).square(), *squares]).sum().sqrt()
+        whole = norm([g for g in gradients if g is not None])
+        return torch.stack([whole.square(), *squares]).sum().sqrt() if squares else whole
 
 
 @torch.no_grad()
-def _set(weights: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    for weight, value in zip(weights, values, strict=True):
-        weight.copy_(value)
+def _add(weights: Sequence[Tensor], gradients: Sequence[Tensor | None], alpha: float) -> None:
+    """Adds alpha times the gradients to the weights."""
+    pairs = [(w, g) for w, g in zip(weights, gradients, strict=True) if g is not None]
+    if pairs:
+        torch._foreach_add_([w for w, _ in pairs], [g for _, g in pairs], alpha=alpha)
+
+
+def _shares(samples: Tensor) -> list[tuple[Tensor, float]]:
+    """Samples in parts that are probed at once, with the share of each."""
+    return [(part, len(part) / len(samples)) for part in split(samples, PROBED)]
+
+
+def split(samples: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Samples in batches of up to this size."""
+    return (samples,) if len(samples) <= size else torch.split(samples, size)
 
 
 class Sum:
@@ -117,22 +196,34 @@ class Sum:
 
 
 def norm(parts: Sequence[Tensor]) -> Tensor:
-    """The norm of all parts together."""
-    blocks = [block for part in parts for block in torch.split(part.detach().reshape(-1), BLOCK)]
+    """The norm of all parts together, in float64."""
+    blocks = [block for part in parts for block in _blocks(part)]
     return _joined(torch._foreach_norm(blocks)) if blocks else torch.zeros((), dtype=torch.float64)
 
 
 def _joined(norms: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(norms)).double().square().sum().sqrt()
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), dtype=torch.float64)
+    return whole
+
+
+def _blocks(part: Tensor) -> Sequence[Tensor]:
+    """A tensor in pieces that stay in the cache."""
+    part = part.detach()
+    return (part,) if part.numel() <= BLOCK else torch.split(part.reshape(-1), BLOCK)
 
 
 @torch.no_grad()
-def difference(before: Sequence[Tensor], after: Sequence[Tensor], out: Sequence[Tensor]) -> Tensor:
-    """Writes before − after to `out`, part by part, and returns its norm, computed in the same pass."""
-    norms = []
-    for parts in zip(before, after, out, strict=True):
-        simple = all(part.is_contiguous() for part in parts)
-        flat = [part.view(-1) for part in parts] if simple else parts
-        for a, b, c in zip(*(torch.split(each, BLOCK) for each in flat), strict=True):
-            norms.append(torch.linalg.vector_norm(torch.sub(a, b, out=c)))
-    return _joined(norms)
+def difference(x: Tensor, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The update x − after (P,) and its norm, where `before` are the parts of x."""
+    if len(x) <= BLOCK:
+        update = torch.cat([part.reshape(-1) for part in after])
+        torch.sub(x, update, out=update)
+        return update, norm([update])
+    norms, update = [], torch.empty_like(x)
+    begin = 0
+    for a, b in zip(before, after, strict=True):
+        places = _blocks(update[begin : begin + a.numel()])
+        begin += a.numel()
+        for place, *values in zip(places, _blocks(a), _blocks(b), strict=True):
+            norms.append(torch.linalg.vector_norm(torch.sub(*values, out=place.view(values[0].shape))))
+    return update, _joined(norms)

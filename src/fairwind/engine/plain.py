@@ -1,8 +1,8 @@
 """A user's module, trained one model at a time with ordinary PyTorch."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind, mapped, tensors
-from fairwind.engine.layout import Layout
-from fairwind.engine.losses import Loss, cross_entropy, needs_labels
+from fairwind.engine.layout import Layout, Parts, copy_into
+from fairwind.engine.losses import Loss, cross_entropy, for_one_model, mean_of, needs_labels
 from fairwind.engine.modules import (
     activations,
     call,
@@ -21,6 +21,7 @@ from fairwind.engine.modules import (
     draws,
     forward_operations,
     restore_buffers,
+    seed_generator,
 )
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, counted, key_names
@@ -45,9 +46,12 @@ class PlainModel:
         """Refuses a model that cannot train on the federation's samples."""
         self.layout = Layout.of(model)
         self.loss, self.judges = loss, scores
+        self._loss, self._mean = for_one_model(loss), mean_of(loss)
         self.module = counted(copied(model, training=True)).to(federation.device)
         # Which of its modules train; frozen normalisation does not.
         self.trains = [module.training for module in self.module.modules()]
+        self.keys = key_names(self.module)
+        self._find_parts()
         self.start = self.layout.flatten(model).to(federation.device)  # x⁰ (P,)
         self.buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         sample = federation.at(slice(0, 1))
@@ -84,42 +88,57 @@ class PlainModel:
         for layer in other.module.modules():
             if isinstance(layer, nn.RNNBase):
                 layer.flatten_parameters()  # cuDNN wants one block of memory, which a copy is not
+        other._find_parts()
         return other
 
-    def load(self, x: Tensor) -> list[nn.Parameter]:
-        """Puts parameters x (P,) into the module, and buffers as the user gave them."""
+    def _find_parts(self) -> None:
+        """Looks up what every step uses."""
+        self.weights = self.layout.weights(self.module)
+        modules = zip(self.module.modules(), self.trains, strict=True)
+        self.trained = [module for module, trains in modules if trains]
+
+    def load(self, x: Parts) -> None:
+        """Puts parameters x into the module, and buffers as the user gave them."""
         if self.changed_buffer:
             restore_buffers(self.module, self.buffers)
-        return self.layout.load(x, self.module)
+        copy_into(self.weights, x)
 
     def train(self, training: bool = True) -> None:
         """Training mode, or evaluation mode."""
-        for module, trains in zip(self.module.modules(), self.trains, strict=True):
-            module.training = training and trains
+        for module in self.trained:
+            module.training = training
 
-    def training_losses(self, inputs: Any, targets: Any, key: int) -> Tensor:
-        """Each sample's loss in training mode; `key` seeds its randomness."""
-        for name in key_names(self.module):
+    def gradients(self, losses: Iterable[Tensor]) -> list[Tensor | None]:
+        """The gradient of the losses' sum with respect to each weight; None if they do not depend on it."""
+        for loss in losses:
+            torch.autograd.backward(loss)
+        found = [weight.grad for weight in self.weights]
+        for weight in self.weights:
+            weight.grad = None
+        return found
+
+    def training_loss(self, inputs: Any, targets: Any, key: int) -> Tensor:
+        """The mean loss of a batch in training mode; `key` seeds its randomness."""
+        for name in self.keys:
             self.module.get_buffer(name).fill_(key)
-        mode: AbstractContextManager[Any] = nullcontext()
         if self.randomness == "functional":
-            mode = CountedRandomness(torch.tensor(key, device=self.start.device))
-        elif self.randomness == "generator":
-            torch.manual_seed(key)
-        with mode:
-            return self.loss(call(self.module, inputs), targets)
+            with CountedRandomness(torch.tensor(key, device=self.start.device)):
+                return self.mean_loss(inputs, targets)
+        if self.randomness == "generator":
+            seed_generator(self.start.device, key)
+        return self.mean_loss(inputs, targets)
 
-    def losses(self, inputs: Any, targets: Any) -> Tensor:
-        """Each sample's loss in the module's current mode."""
-        return self.loss(call(self.module, inputs), targets)
+    def mean_loss(self, inputs: Any, targets: Any) -> Tensor:
+        """The mean loss of a batch in the module's current mode."""
+        return self._mean(call(self.module, inputs), targets)
 
     def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
         found = []
         self.train(False)
-        for flat in x:
-            self.load(flat)
-            found.append(judged(self.loss, self.judges, call(self.module, inputs), targets))
+        for parts in zip(*self.layout.parts(x), strict=True):
+            self.load(parts)
+            found.append(judged(self._loss, self.judges, call(self.module, inputs), targets))
         return tuple(torch.stack(each) for each in zip(*found, strict=True))
 
     def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
@@ -137,14 +156,14 @@ class PlainModel:
 
     def _check(self, federation: Federation, inputs: Any, targets: Any) -> None:
         """Refuses labels without an output, and a loss or score that is not one number per sample."""
-        weights = self.load(self.start)
+        self.load(self.layout.parts(self.start))
         with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
             outputs = call(self.module, inputs)
             if needs_labels(self.loss):
                 check_labels(federation, first_output(outputs))
-            losses = self.loss(outputs, targets)
+            losses = self._loss(outputs, targets)
             if losses.shape == (1,):
-                torch.autograd.grad(losses.sum(), weights, allow_unused=True)
+                self.gradients([losses.sum()])
         self.train(False)
         if losses.shape != (1,):
             raise InputError(

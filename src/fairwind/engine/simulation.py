@@ -85,7 +85,7 @@ class Simulation:
         self.lowest = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=self.x.device)
         if self.settings.device == "cpu":
             keep_memory()
-        self.executor = self._executor()
+        self.executor = self._executor(settings.memory is None)
         self.test = split(self.federation, "test")
         self.views = views_of(self.runs)
         self.round = 0
@@ -96,7 +96,7 @@ class Simulation:
         found = torch.full((1 + len(self.scores), len(self.views), clients), torch.nan, dtype=torch.float64)
         self.loss, self.score, *self.further = found  # (views, K) each: test losses, main score, other scores
 
-    def _executor(self) -> Executor:
+    def _executor(self, chooses_memory: bool) -> Executor:
         s = self.settings
         assert s.memory is not None
         assert s.workers is not None
@@ -121,6 +121,9 @@ class Simulation:
             self.settings = replace(s, compile="on" if worth else "off")
         if self.settings.compile == "on":
             stacked.compile()
+        elif chooses_memory:
+            memory = stacked.enlarge() * self.x.element_size() / 2**30
+            self.settings = replace(self.settings, memory=memory)
         return stacked
 
     def start(self) -> None:

@@ -102,7 +102,12 @@ class Stacked:
 
     def compile(self) -> None:
         """Compiles the steps before the first round."""
-        self.uncompiled = True
+        self.uncompiled = self.cutter.compiled = True
+
+    def enlarge(self) -> int:
+        """Enlarges the budget, if launching the operations of uncompiled steps needs larger chunks."""
+        self.cutter.budget = max(self.cutter.budget, self.cutter.launched)
+        return self.cutter.budget
 
     def _needed(self) -> Workspaces:
         """The kinds of steps that will be used, and the first worker's workspaces for them."""

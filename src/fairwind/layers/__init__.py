@@ -4,6 +4,14 @@ from fairwind.layers.conversion import prepare_compiler, stackable
 from fairwind.layers.counting import counted
 from fairwind.layers.dropout import key_names
 from fairwind.layers.randomness import CountedRandomness
-from fairwind.layers.tracing import tracing
+from fairwind.layers.tracing import OperationCounter, tracing
 
-__all__ = ["CountedRandomness", "counted", "key_names", "prepare_compiler", "stackable", "tracing"]
+__all__ = [
+    "CountedRandomness",
+    "OperationCounter",
+    "counted",
+    "key_names",
+    "prepare_compiler",
+    "stackable",
+    "tracing",
+]
