@@ -203,6 +203,11 @@ def test_other_things_in_the_place_of_an_algorithm_or_a_federation_are_refused()
 def test_models_that_cannot_train_are_refused() -> None:
     refuse(nn.Linear(FEATURES + 1, CLASSES), r"inputs \(float32 of shape \(5,\) per sample\)")
     refuse(nn.ReLU(), "no trainable parameters")
+    refuse(nn.LazyLinear(CLASSES), "call the model on a batch")
+    refuse(nn.Linear(FEATURES, CLASSES, dtype=torch.complex64), "'weight' is complex64: only real numbers")
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+        scripted = torch.jit.script(nn.Linear(FEATURES, CLASSES))
+    refuse(scripted, "before torch.jit.script")
     refuse(nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES).double()), "mixes parameter types")
 
 

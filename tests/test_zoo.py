@@ -30,6 +30,7 @@ def simulation(specimen: Specimen, engine: str) -> Simulation:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("name", ZOO)
 def test_a_users_module_trains(name: str) -> None:
@@ -83,3 +84,18 @@ def test_a_users_module_is_never_changed() -> None:
         assert [type(module) for module in model.modules()] == kinds
         for key, value in model.state_dict().items():
             assert torch.equal(value, before[key]), (name, key)
+
+
+@pytest.mark.parametrize("name", ["noise", "noise-always", "dropout-always"])
+def test_a_modules_randomness_is_seeded(name: str) -> None:
+    """Results do not depend on PyTorch's global generator, whose state is left as it was."""
+    found = []
+    for seed in (1, 2):
+        ours = simulation(ZOO[name], "auto")
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        ours.run()
+        assert torch.equal(torch.get_rng_state(), before)
+        found.append((ours.x.clone(), ours.loss))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)

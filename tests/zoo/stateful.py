@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -109,6 +110,30 @@ class Noisy(Hidden):
         return self.head(h.relu())
 
 
+class AlwaysNoisy(Hidden):
+    """Adds noise, in evaluation too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 0.1 * torch.randn_like(x))
+
+
+class AlwaysDropping(Hidden):
+    """Drops inputs, in evaluation too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.dropout(x, 0.3, training=True))
+
+
+class Remembering(Hidden):
+    """Keeps the activations of its last forward pass, as some keep their attention."""
+
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.hidden(x)
+        return self.head(self.last.relu())
+
+
 class Sign(torch.autograd.Function):
     """The sign, with the gradient of the identity."""
 
@@ -131,6 +156,13 @@ class Checkpointed(Hidden):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(checkpoint(self.hidden, x, use_reentrant=False).relu())
+
+
+class ReentrantlyCheckpointed(Hidden):
+    """The same with PyTorch's older way, whose backward pass needs `backward`, not `grad`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.head, self.hidden(x).relu(), use_reentrant=True)
 
 
 class ItemScaled(Hidden):
@@ -171,6 +203,10 @@ SPECIMENS = [
     loop("routed", Routed, "shapes depend on values"),
     loop("filled-in-place", Filled, "writes rows into a tensor without rows"),
     loop("noise", Noisy, "randomness of its own"),
+    loop("noise-always", AlwaysNoisy, "randomness of its own"),
+    Specimen("dropout-always", AlwaysDropping, vectors),
+    Specimen("remembering", Remembering, vectors),
     loop("autograd-function", Binarised, "autograd.Function without a vmap rule"),
     loop("checkpointed", Checkpointed, "saved-tensor hooks"),
+    loop("checkpointed-reentrant", ReentrantlyCheckpointed, "a backward pass within the backward pass"),
 ]

@@ -102,6 +102,18 @@ class Bag(nn.Module):
         return self.head(self.embedding(ids))
 
 
+class SparseEmbedding(nn.Module):
+    """Has gradients of only those words that occur."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH, sparse=True)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embedding(ids).mean(1))
+
+
 class TextCNN(nn.Module):
     """Kim: Convolutional Neural Networks for Sentence Classification. 2014."""
 
@@ -215,6 +227,7 @@ SPECIMENS = [
     Specimen("rnn-relu", partial(Recurrent, nn.RNN, nonlinearity="relu", bias=False), texts),
     Specimen("tied-weights", NextWord, clients(next_words), token_cross_entropy, token_accuracy),
     Specimen("embedding-mean", MeanEmbedding, padded_texts),
+    Specimen("embedding-sparse", SparseEmbedding, texts, executor="loop", note="sparse gradients"),
     Specimen("embedding-bag", Bag, padded_texts),
     Specimen("text-cnn", TextCNN, texts),
     Specimen("attention", Attention, texts),

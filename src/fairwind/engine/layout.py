@@ -24,6 +24,16 @@ class Layout:
     @classmethod
     def of(cls, model: nn.Module) -> "Layout":
         """The layout of a model with PyTorch's default strides."""
+        for name, p in model.named_parameters():
+            if isinstance(p, nn.parameter.UninitializedParameter):
+                raise InputError(
+                    f"the parameter {name!r} has no shape yet: call the model on a batch before it is given"
+                )
+            if p.requires_grad and not p.is_floating_point():
+                raise InputError(
+                    f"the parameter {name!r} is {str(p.dtype)[6:]}: only real numbers can be trained; keep "
+                    "real and imaginary parts as two parameters, and join them with torch.complex"
+                )
         names: dict[nn.Parameter, list[str]] = {}  # a parameter may belong to several modules
         for prefix, module in model.named_modules():
             for name, p in module.named_parameters(prefix, recurse=False):
@@ -75,7 +85,8 @@ class Layout:
 
     def weights(self, model: nn.Module) -> list[nn.Parameter]:
         """A model's trainable parameters, in the order of the flat vector."""
-        return [model.get_parameter(name) for name in self.names]
+        named = dict(model.named_parameters(remove_duplicate=False))
+        return [named[name] for name in self.names]
 
     def load(self, flat: Tensor, model: nn.Module) -> None:
         """Copies a flat vector into a model."""

@@ -123,7 +123,7 @@ class Learner:
 
         cudnn = torch.backends.cudnn.flags(enabled=False) if self.without_cudnn else nullcontext()
         with cudnn:
-            found = self.model.gradients(parts())
+            found = [_dense(g) for g in self.model.gradients(parts())]
         for g, place in zip(found, gradient or (), strict=gradient is not None):
             place.copy_(torch.zeros_like(place) if g is None else g)
         return torch.stack(losses).sum(dtype=torch.float64), self._norm(found)
@@ -155,6 +155,11 @@ def _add(weights: Sequence[Tensor], gradients: Sequence[Tensor | None], alpha: f
     pairs = [(w, g) for w, g in zip(weights, gradients, strict=True) if g is not None]
     if pairs:
         torch._foreach_add_([w for w, _ in pairs], [g for _, g in pairs], alpha=alpha)
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """A gradient that may be sparse, as an embedding's."""
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
 
 
 def _shares(samples: Tensor) -> list[tuple[Tensor, float]]:

@@ -69,12 +69,12 @@ class Loop:
         few = planner.participants * len(runs) < workers
         if few or model.layout.parameters >= LARGE or model.operations(planner.solver.batch_size) >= LONG:
             workers, self.threads = 1, workers
-        elif model.randomness == "generator" or not model.fills_a_core(planner.solver.batch_size):
+        elif model.uses_generators or not model.fills_a_core(planner.solver.batch_size):
             workers = 1
         self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
         factors = federation.device.type == "cpu" and planner.solver.plain and not self.summing
         self.workers = Workers([Learner(model.another(), factors=factors) for _ in range(workers)])
-        self.layout, self.draws = model.layout, model.randomness == "generator"
+        self.layout = model.layout
         self.together = max(1, min(TOGETHER, NUMBERS // model.layout.parameters))
         self.unknown = torch.full((), torch.nan, dtype=torch.float64, device=federation.device)
 
@@ -106,7 +106,7 @@ class Loop:
             for entry, client in enumerate(self.schedules[run.seed].plan.client.tolist())
         ]
         models = [self.layout.parts(each) for each in x]
-        with torch.random.fork_rng(range(torch.cuda.device_count()), enabled=self.draws):
+        with self.workers.states[0].model.own_generators():
             probes, more = self._gradients(x, models, jobs)
 
             @torch.enable_grad()
@@ -218,7 +218,7 @@ class Loop:
         if run.algorithm.probe == "none":
             return self.unknown, self.unknown
         samples = self.schedules[run.seed].probing[job.entry]
-        loss = partial(self._pick, learner.model.mean_loss)
+        loss = partial(self._pick, learner.model.evaluation_loss)
         if run.algorithm.probe == "loss":
             return learner.mean_loss(loss, samples), self.unknown
         return learner.probe(loss, samples, None if gradient is None else self.layout.parts(gradient))

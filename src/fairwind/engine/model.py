@@ -13,7 +13,7 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, mapped, take
 from fairwind.engine.gradients import Dense, Factored, Gradient, is_linear, watch
 from fairwind.engine.layout import Parts
-from fairwind.engine.modules import activations, copied, read
+from fairwind.engine.modules import activations, copied, duplicate, read
 from fairwind.engine.plain import PlainModel, judged
 from fairwind.engine.precision import products
 from fairwind.errors import first_line
@@ -90,7 +90,7 @@ class StackedModel:
         """A copy for another thread."""
         other = copy.copy(self)
         for name in ("training", "evaluating", "probing"):
-            setattr(other, name, copy.deepcopy(getattr(self, name)))
+            setattr(other, name, duplicate(getattr(self, name)))
         return other
 
     def gradients(

@@ -7,16 +7,45 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairwind.data.samples import cast, mapped, tensors
 from fairwind.errors import InputError, first_line
 
 
+class _DetachedCopies(TorchFunctionMode):
+    """While active, deep copies of activations are without their computation.
+
+    Vectorised activations, which have no memory of their own, become empty.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        copying = func is Tensor.__deepcopy__
+        if copying and not args[0].is_leaf:
+            return args[0].detach().clone()
+        try:
+            return func(*args, **(kwargs or {}))
+        except NotImplementedError:
+            if not copying:
+                raise
+            return torch.empty(0)
+
+
+def duplicate(module: nn.Module) -> nn.Module:
+    """A deep copy, also of a module that keeps activations of its last forward pass as attributes."""
+    with _DetachedCopies():
+        return copy.deepcopy(module)
+
+
 def copied(model: nn.Module, *, training: bool) -> nn.Module:
     """A deep copy of a module in training or evaluation mode; frozen batch norm stays in the latter."""
+    if any(isinstance(layer, torch.jit.ScriptModule) for layer in model.modules()):
+        raise InputError("copies of TorchScript modules do not train: give the one before torch.jit.script")
     try:
-        module = copy.deepcopy(model).train(training)
+        module = duplicate(model).train(training)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise InputError(f"the model cannot be copied (copy.deepcopy): {first_line(error)}") from error
     for name, layer in module.named_modules():
@@ -75,7 +104,7 @@ def draws(module: nn.Module, inputs: Any) -> bool:
         return not all(map(torch.equal, before, states()))
 
 
-def seed_generator(device: torch.device, seed: int) -> None:
+def seed_generators(device: torch.device, seed: int) -> None:
     """Seeds PyTorch's generators of the host and a device; `torch.manual_seed` takes some 400 µs for all."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -110,7 +139,7 @@ def forward_operations(module: nn.Module, inputs: Any) -> int:
     counter = FlopCounterMode(display=False, custom_mapping=RECURRENT)
     devices = range(torch.cuda.device_count())
     # Frozen, else the counter looks for gradients that a module may not have.
-    frozen = copy.deepcopy(module).requires_grad_(False)
+    frozen = duplicate(module).requires_grad_(False)
     for layer in frozen.modules():
         if isinstance(layer, nn.RNNBase):
             layer.flatten_parameters()  # else cuDNN warns of a copy's weights

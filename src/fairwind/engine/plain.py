@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -19,9 +19,10 @@ from fairwind.engine.modules import (
     changes_buffers,
     copied,
     draws,
+    duplicate,
     forward_operations,
     restore_buffers,
-    seed_generator,
+    seed_generators,
 )
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, counted, key_names
@@ -55,23 +56,33 @@ class PlainModel:
         self.start = self.layout.flatten(model).to(federation.device)  # x⁰ (P,)
         self.buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         sample = federation.at(slice(0, 1))
-        self.randomness: Randomness = "none"
         self.changed_buffer = ""
         with explained(*sample):
-            drawn = draws(self.module, sample[0])
-            with CountedRandomness(self.start.new_zeros((), dtype=torch.int64)) as mode:
-                left = draws(self.module, sample[0])
-            self.replaces = mode.needed  # whether it calls functions that need other forms to be stacked
-            if drawn:
-                self.randomness = "generator" if left else "functional"
+            self.train(False)
+            self.evaluation_randomness, _ = self._drawn(sample[0])
+            self.train()
+            # `replaces`: whether it calls functions that need other forms to be stacked
+            self.randomness, self.replaces = self._drawn(sample[0])
             self.changed_buffer = changes_buffers(self.module, sample[0])
             self._check(federation, *sample)
             self.per_sample = activations(self.module, sample[0], self.dtype, self.dtype)
             self.flops = forward_operations(self.module, sample[0])  # operations of a sample's forward pass
 
+    def _drawn(self, inputs: Any) -> tuple[Randomness, bool]:
+        """What a forward pass draws in the current mode, and whether it calls functions to be replaced."""
+        drawn = draws(self.module, inputs)
+        with CountedRandomness(self.start.new_zeros((), dtype=torch.int64)) as mode:
+            left = draws(self.module, inputs)
+        return ("generator" if left else "functional") if drawn else "none", mode.needed
+
     @property
     def dtype(self) -> torch.dtype:
         return self.layout.dtype
+
+    @property
+    def uses_generators(self) -> bool:
+        """Whether it draws from PyTorch's generators, which all threads share."""
+        return "generator" in (self.randomness, self.evaluation_randomness)
 
     def fills_a_core(self, batch_size: int) -> bool:
         """Whether a local step on a CPU is mostly arithmetic, not the overhead of small kernels."""
@@ -84,7 +95,7 @@ class PlainModel:
     def another(self) -> "PlainModel":
         """A copy for another thread."""
         other = copy.copy(self)
-        other.module = copy.deepcopy(self.module)
+        other.module = duplicate(self.module)
         for layer in other.module.modules():
             if isinstance(layer, nn.RNNBase):
                 layer.flatten_parameters()  # cuDNN wants one block of memory, which a copy is not
@@ -117,28 +128,38 @@ class PlainModel:
             weight.grad = None
         return found
 
+    def own_generators(self) -> AbstractContextManager[None]:
+        """Within, the module may seed PyTorch's generators, whose state is restored afterwards."""
+        return torch.random.fork_rng(range(torch.cuda.device_count()), enabled=self.uses_generators)
+
     def training_loss(self, inputs: Any, targets: Any, key: int) -> Tensor:
         """The mean loss of a batch in training mode; `key` seeds its randomness."""
         for name in self.keys:
             self.module.get_buffer(name).fill_(key)
-        if self.randomness == "functional":
-            with CountedRandomness(torch.tensor(key, device=self.start.device)):
-                return self.mean_loss(inputs, targets)
-        if self.randomness == "generator":
-            seed_generator(self.start.device, key)
-        return self.mean_loss(inputs, targets)
+        return self._mean(self._outputs(inputs, self.randomness, key), targets)
 
-    def mean_loss(self, inputs: Any, targets: Any) -> Tensor:
-        """The mean loss of a batch in the module's current mode."""
-        return self._mean(call(self.module, inputs), targets)
+    def evaluation_loss(self, inputs: Any, targets: Any) -> Tensor:
+        """The mean loss of a batch in evaluation mode."""
+        return self._mean(self._outputs(inputs, self.evaluation_randomness), targets)
+
+    def _outputs(self, inputs: Any, randomness: Randomness, key: int = 0) -> Any:
+        """The module's outputs, with its randomness seeded; in evaluation it is the same every time."""
+        if randomness == "functional":
+            with CountedRandomness(torch.tensor(key, device=self.start.device)):
+                return call(self.module, inputs)
+        if randomness == "generator":
+            seed_generators(self.start.device, key)
+        return call(self.module, inputs)
 
     def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
         found = []
         self.train(False)
-        for parts in zip(*self.layout.parts(x), strict=True):
-            self.load(parts)
-            found.append(judged(self._loss, self.judges, call(self.module, inputs), targets))
+        with self.own_generators():
+            for parts in zip(*self.layout.parts(x), strict=True):
+                self.load(parts)
+                outputs = self._outputs(inputs, self.evaluation_randomness)
+                found.append(judged(self._loss, self.judges, outputs, targets))
         return tuple(torch.stack(each) for each in zip(*found, strict=True))
 
     def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
@@ -149,7 +170,7 @@ class PlainModel:
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
         """A complete state dict of the user's module with parameters x (P,)."""
-        model = copy.deepcopy(self.module)
+        model = duplicate(self.module)
         restore_buffers(model, self.buffers)
         self.layout.load(x, model)
         return dict(model.state_dict())
