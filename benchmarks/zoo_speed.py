@@ -1,9 +1,10 @@
 """Whether any module of the zoo (tests/zoo) trains slower than in a plain loop.
 
-    python benchmarks/zoo_speed.py [--compile on] [--json numbers.json] [names …]
+    python benchmarks/zoo_speed.py [--clients larger] [--compile on] [--json numbers.json] [names …]
 
-The same comparison as benchmarks/engine.py, for small modules of every kind, with one run of AdaFedAdam and
-many small clients. By default steps are not compiled, as in a short run.
+The same comparison as benchmarks/engine.py, for small modules of every kind, with one run of AdaFedAdam
+and 60 clients. These have 2 to 6 training samples and batches of 3; or, if `larger`, ten times as many and
+batches of 10. By default steps are not compiled, as in a short run.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from torch.nn import functional
 
 from engine import Loop, cost, taken
 from fairwind import Federation, InputError, Settings, Solver, algorithms
-from fairwind.data.samples import take
+from fairwind.data.samples import mapped, take
 from fairwind.engine.executor import Run
 from fairwind.engine.losses import cross_entropy
 from fairwind.engine.modules import call
@@ -32,6 +33,8 @@ from tasks import Task
 
 COPIES = 20  # of the zoo's three clients
 SECONDS = 0.3  # of one measurement
+TIMES = {"small": 1, "larger": 10}  # how often every sample occurs
+BATCH_SIZE = {"small": 3, "larger": 10}
 
 
 def torch_cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
@@ -53,9 +56,11 @@ class ZooLoop(Loop):
         return self.loss(call(self.model, inputs), targets).mean()
 
 
-def measure(specimen: Specimen, compile: Literal["on", "off"], repeats: int) -> dict[str, Any]:
-    data = Federation.from_clients(specimen.clients() * COPIES, train=0.7)
-    solver = Solver(lr=0.01, batch_size=3)
+def measure(specimen: Specimen, clients: str, compile: Literal["on", "off"], repeats: int) -> dict[str, Any]:
+    times = TIMES[clients]
+    samples = mapped(lambda value: torch.cat([value] * times), specimen.clients())
+    data = Federation.from_clients(samples * COPIES, train=0.7)
+    solver = Solver(lr=0.01, batch_size=BATCH_SIZE[clients])
     settings = Settings(
         rounds=10**9, eval_every=10**9, solver=solver, compile=compile, device="cpu", precision="float32"
     )
@@ -81,6 +86,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", help="all, if none is named")
+    parser.add_argument("--clients", default="small", choices=list(TIMES))
     parser.add_argument("--compile", default="off", choices=["on", "off"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
@@ -95,7 +101,7 @@ def main() -> None:
             continue
         torch.manual_seed(0)
         try:
-            found = measure(specimen, o.compile, o.repeats)
+            found = measure(specimen, o.clients, o.compile, o.repeats)
         except InputError as error:
             print(f"{name:32}refused: {error}")
             continue
@@ -106,7 +112,8 @@ def main() -> None:
             flush=True,
         )
         if o.json:
-            content = {"environment": environment("cpu"), "compile": o.compile, "results": results}
+            made_with = {"environment": environment("cpu"), "clients": o.clients, "compile": o.compile}
+            content = made_with | {"results": results}
             o.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

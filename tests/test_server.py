@@ -5,11 +5,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairwind import algorithms
+from fairwind import Federation, algorithms
 from fairwind.aggregation import advance
 from fairwind.contract import Algorithm, AnyAlgorithm, Contribution, Report, Stateless
-from fairwind.engine import loop, server
+from fairwind.engine import learner, server
 from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.plain import PlainModel
 from fairwind.engine.server import Server, is_elementwise
 from fairwind.layers import factored
 from fairwind.testing import reports, total
@@ -99,18 +100,12 @@ def test_the_norm_of_a_gradient_left_as_factors(samples: int, monkeypatch: pytes
     weights = list(model.parameters())
     exact = torch.autograd.grad(F.cross_entropy(model(ids), targets), weights)
 
-    class Held:
-        module = model
-
-    learner = loop.Learner(Held(), factors=True)  # type: ignore[arg-type]
-    assert len(learner.layers) == 3
-    found = {}
-    for part in range(2):  # in two parts
-        loss = F.cross_entropy(model(ids[part::2]), targets[part::2], reduction="sum") / samples
-        for i, new in enumerate(torch.autograd.grad(loss, weights, allow_unused=True)):
-            if new is not None:
-                found[i] = found[i] + new if i in found else new
-    norm = learner.gradient_norm(weights, found)
+    data = Federation.from_clients([(ids, targets)], train=0.99)
+    plain = PlainModel(model, data)
+    ours = learner.Learner(plain, factors=True)
+    assert len(ours.layers) == 3
+    monkeypatch.setattr(learner, "PROBED", samples // 2)  # in several parts
+    _, norm = ours.probe(lambda at: plain.evaluation_loss(ids[at], targets[at]), torch.arange(samples), None)
     assert not norm.requires_grad
     torch.testing.assert_close(norm.float(), torch.cat([g.view(-1) for g in exact]).norm(), rtol=1e-5, atol=0)
-    assert not any(layer.factors for layer in learner.layers)
+    assert not any(layer.factors for layer in ours.layers)

@@ -113,7 +113,7 @@ class Compare:
     weights and sums, both for speed on a GPU. auto is tf32 on a GPU, float32 on a CPU."""
     memory: Number = None
     """GiB that clients training at once may take; the rest wait (if not given: on a CPU 1/32, which stays
-    near its cache; on a GPU a quarter of its memory)."""
+    near its cache, or more if uncompiled steps have many operations; on a GPU a quarter of its memory)."""
     data_on: DataOn = "auto"
     """Where samples are kept: on the device, or on the host, from where those of a few clients at a time are
     brought over; auto is the host for what would take more than half of a GPU's memory."""

@@ -52,7 +52,8 @@ class Settings:
     """Precision of local steps: float32; tf32, which rounds the factors of products; or bf16 with float32
     weights and sums. "auto" is tf32 on a GPU, float32 elsewhere."""
     memory: float | None = None
-    """GiB for clients that train at once; None is 1/32 on a CPU, near its cache, and a quarter of a GPU."""
+    """GiB for clients that train at once; None is 1/32 on a CPU, near its cache (more if uncompiled steps
+    have many operations), and a quarter of a GPU."""
     data_on: DataOn = "auto"
     """Where samples are kept: on the device, or on the host, from which those of a few clients at a time are
     copied to the device. "auto" is the host if they would take more than half of a GPU's memory."""

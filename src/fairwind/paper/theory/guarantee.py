@@ -162,7 +162,8 @@ def _row(given: Setup, course: Course, t: int) -> Row:
     square = float(course.squares[:t].mean())
     live = np.isfinite(course.ratios[:t])
     ratios, certainties = course.ratios[:t][live], course.certainties[:t][live]
-    r, c = float(ratios.min()), float(certainties.min())
+    # A coordinate of g may be exactly 0 on some processors; below rounding R is not known.
+    r, c = max(float(ratios.min()), float(np.finfo(float).eps)), float(certainties.min())
     top = 2 * float(course.gaps[0]) * (math.sqrt(BETA2) * given.steepest + given.eps) / given.lr
     proof = float(course.proof_certainties[:t][live].min())
     summed = float((ratios * certainties * course.squares[:t][live]).sum())
