@@ -112,7 +112,7 @@ class Loop:
                         torch.stack([self.losses(s) * len(s) for s in torch.split(order, 512)]).sum() / size
                     )
                 if probe == "gradient":
-                    torch.autograd.grad(loss, trainable, allow_unused=True)
+                    torch.autograd.backward(loss)
             for batch in torch.split(order, self.solver.batch_size):
                 optimizer.zero_grad()
                 torch.autograd.backward(self.losses(batch))

@@ -46,7 +46,7 @@ class Learner:
     ) -> None:
         """A local step on the loss of each batch, modified if the algorithm says so."""
         self.model.train()
-        # Plain SGD needs no optimizer, which would take as long as a small model's gradient.
+        # Plain SGD is one call for all weights; an optimizer takes several times as long.
         optimizer = None if solver.plain else solver.build(self.model.weights, lr)
         for loss in batches:
             self._step(optimizer, lr, loss, solver.clip, modification)
@@ -86,13 +86,13 @@ class Learner:
         scale: float,
         modification: Modification,
     ) -> list[Tensor | None]:
-        pull, found = modification.local.pull, list[Tensor | None]()
-        for i, (weight, w) in enumerate(zip(self.model.weights, modification.parts, strict=True)):
-            new = pull * weight + w
-            for sign, each in ((scale, gradients), (-scale, before)):
-                g = None if each is None else each[i]
-                new = new if g is None else new.add_(g, alpha=sign)
-            found.append(new)
+        pull = modification.local.pull
+        found: list[Tensor | None] = [
+            pull * weight + w for weight, w in zip(self.model.weights, modification.parts, strict=True)
+        ]
+        _add(found, gradients, scale)
+        if before is not None:
+            _add(found, before, -scale)
         return found
 
     def _gradients_at(
@@ -150,9 +150,9 @@ class Learner:
 
 
 @torch.no_grad()
-def _add(weights: Sequence[Tensor], gradients: Sequence[Tensor | None], alpha: float) -> None:
-    """Adds alpha times the gradients to the weights."""
-    pairs = [(w, g) for w, g in zip(weights, gradients, strict=True) if g is not None]
+def _add(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None], alpha: float) -> None:
+    """Adds alpha times the gradients to tensors, in place."""
+    pairs = [(w, g) for w, g in zip(tensors, gradients, strict=True) if w is not None and g is not None]
     if pairs:
         torch._foreach_add_([w for w, _ in pairs], [g for _, g in pairs], alpha=alpha)
 

@@ -22,7 +22,7 @@ from fairwind.engine.local import local_part
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import Order, Plan, Planner
-from fairwind.engine.tally import Tally, Trained, outcome
+from fairwind.engine.tally import ClientResult, Tally, outcome
 from fairwind.engine.workers import Workers
 
 LARGE = 1 << 20  # parameters from which on a model is large,
@@ -110,7 +110,7 @@ class Loop:
             probes, more = self._gradients(x, models, jobs)
 
             @torch.enable_grad()
-            def train(job: Job, learner: Learner) -> Trained:
+            def train(job: Job, learner: Learner) -> ClientResult:
                 r = job.run
                 trained = self._train(x[r], models[r], states[r], more.get(r), job, learner, probes.get(job))
                 if isinstance(self.runs[r].algorithm, PersonalAlgorithm):
@@ -191,13 +191,13 @@ class Loop:
         job: Job,
         learner: Learner,
         probed: tuple[Tensor, Tensor] | None,
-    ) -> Trained:
+    ) -> ClientResult:
         """A client probes (unless done) and trains from x (P,), whose parts it received."""
         learner.model.load(received)
         loss, grad_norm = probed or self._probe(learner, job)
         self._steps(learner, job, self._modification(job, x, received, state, mean))
         update, update_norm = difference(x, received, learner.model.weights)
-        return Trained(job.client, loss, grad_norm, update_norm, update)
+        return ClientResult(job.client, loss, grad_norm, update_norm, update)
 
     def _train_personal(self, x: Tensor, job: Job, learner: Learner) -> None:
         """A client trains its personal model."""

@@ -14,7 +14,7 @@ from fairwind.engine.learner import Sum
 from fairwind.engine.memory import Memories, changed
 
 
-class Trained(NamedTuple):
+class ClientResult(NamedTuple):
     """A client's results."""
 
     client: int
@@ -41,7 +41,7 @@ class Tally:
         if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
             self.held = Held(self.algorithm, lambda matrices: matrices[0])
 
-    def add(self, clients: list[Trained], report: Report) -> None:
+    def add(self, clients: list[ClientResult], report: Report) -> None:
         """Adds clients, given also their report (n,), whose measured numbers are still missing."""
         report = report._replace(
             loss=torch.stack([each.loss for each in clients]),
@@ -65,11 +65,15 @@ class Tally:
         self.used += usable.sum()
         self.left_out += (~usable).sum()
 
-    def _numbers(self, clients: list[Trained]) -> Tensor:
+    def _numbers(self, clients: list[ClientResult]) -> Tensor:
         return torch.tensor([each.client for each in clients], device=self.lowest.device)
 
     def _remember(
-        self, algorithm: MemoryAlgorithm[Any, Any], clients: list[Trained], report: Report, usable: Tensor
+        self,
+        algorithm: MemoryAlgorithm[Any, Any],
+        clients: list[ClientResult],
+        report: Report,
+        usable: Tensor,
     ) -> None:
         """Updates the clients' memories."""
         update, numbers = _together(clients).clone(), self._numbers(clients)
@@ -81,7 +85,7 @@ class Tally:
         self.change += change.sum(0, dtype=torch.float64) if len(change) > 1 else change[0]
 
 
-def _together(clients: list[Trained]) -> Tensor:
+def _together(clients: list[ClientResult]) -> Tensor:
     """The updates (n, P)."""
     return clients[0].update[None] if len(clients) == 1 else torch.stack([each.update for each in clients])
 
