@@ -1,6 +1,7 @@
 """Modules of the kinds that users bring, in real sizes; those of images are the tests' own."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -9,9 +10,10 @@ from torch.nn import functional as F
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from zoo import ZOO, Specimen
+from zoo.specimen import CLASSES, classes, clients, images
 from zoo.vision import leaf_cnn, resnet18
 
-__all__ = ["GPT2", "ZOO", "Encoder", "Lstm", "Specimen", "leaf_cnn", "resnet18"]
+__all__ = ["GPT2", "MIDDLE", "ZOO", "Encoder", "Lstm", "Specimen", "leaf_cnn", "resnet18"]
 
 
 class Lstm(nn.Module):
@@ -99,3 +101,32 @@ class GPT2(nn.Module):
         x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         out: Tensor = self.dense(self.norm(self.blocks(x))[:, -1])
         return out
+
+
+def _texts(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randint(1, 20, (n, 16), generator=g), classes(n, g) % 2
+
+
+TEXTS = clients(_texts)
+
+# Between the zoo's sizes and real ones, where stacking may or may not pay on a CPU.
+MIDDLE = {
+    each.name: each
+    for each in (
+        Specimen("mlp of 256 units", lambda: _mlp(256, 256), images(256)),
+        Specimen("mlp of eight layers", lambda: _mlp(*[128] * 9), images(128)),
+        Specimen("leaf-cnn of 8 channels", lambda: leaf_cnn(16, (8, 16), 32, CLASSES), images(1, 16, 16)),
+        Specimen("leaf-cnn for 28 pixels", lambda: leaf_cnn(28, (4, 8), 32, CLASSES), images(1, 28, 28)),
+        Specimen("resnet18 for 16 pixels", lambda: resnet18(4, CLASSES), images(3, 16, 16)),
+        Specimen("resnet18 of 8 channels", lambda: resnet18(8, CLASSES), images(3, 8, 8)),
+        Specimen("lstm of 32 units", lambda: Lstm(20, 16, 32), TEXTS),
+        Specimen("lstm of 64 units", lambda: Lstm(20, 32, 64), TEXTS),
+        Specimen("encoder of 32 units", lambda: Encoder(20, 32, 2, 16), TEXTS),
+        Specimen("encoder of 64 units", lambda: Encoder(20, 64, 1, 16), TEXTS),
+    )
+}
+
+
+def _mlp(*widths: int) -> nn.Module:
+    hidden = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(widths[-1], CLASSES))

@@ -2,9 +2,9 @@
 
     python benchmarks/zoo_speed.py [--clients larger] [--compile on] [--json numbers.json] [names …]
 
-The same comparison as benchmarks/engine.py, for small modules of every kind, with one run of AdaFedAdam
-and 60 clients. These have 2 to 6 training samples and batches of 3; or, if `larger`, ten times as many and
-batches of 10. By default steps are not compiled, as in a short run.
+The same comparison as benchmarks/engine.py, for small modules of every kind and some of middle size, with
+one run of AdaFedAdam and 60 clients. These have 2 to 6 training samples and batches of 3; or, if `larger`,
+ten times as many and batches of 10. By default steps are not compiled, as in a short run.
 """
 
 import argparse
@@ -28,10 +28,9 @@ from fairwind.engine.modules import call
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import environment
 from fairwind.scores import accuracy, first_output
-from modules import ZOO, Specimen
+from modules import MIDDLE, ZOO, Specimen
 from tasks import Task
 
-COPIES = 20  # of the zoo's three clients
 SECONDS = 0.3  # of one measurement
 TIMES = {"small": 1, "larger": 10}  # how often every sample occurs
 BATCH_SIZE = {"small": 3, "larger": 10}
@@ -56,10 +55,12 @@ class ZooLoop(Loop):
         return self.loss(call(self.model, inputs), targets).mean()
 
 
-def measure(specimen: Specimen, clients: str, compile: Literal["on", "off"], repeats: int) -> dict[str, Any]:
+def measure(
+    specimen: Specimen, clients: str, copies: int, compile: Literal["on", "off"], repeats: int
+) -> dict[str, Any]:
     times = TIMES[clients]
     samples = mapped(lambda value: torch.cat([value] * times), specimen.clients())
-    data = Federation.from_clients(samples * COPIES, train=0.7)
+    data = Federation.from_clients(samples * copies, train=0.7)
     solver = Solver(lr=0.01, batch_size=BATCH_SIZE[clients])
     settings = Settings(
         rounds=10**9, eval_every=10**9, solver=solver, compile=compile, device="cpu", precision="float32"
@@ -87,21 +88,23 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", help="all, if none is named")
     parser.add_argument("--clients", default="small", choices=list(TIMES))
+    parser.add_argument("--copies", type=int, default=20, help="of the three clients that each module has")
     parser.add_argument("--compile", default="off", choices=["on", "off"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
     warnings.simplefilter("ignore")
     results = []
-    for name in o.names or ZOO:
-        specimen = ZOO[name]
+    modules = ZOO | MIDDLE
+    for name in o.names or modules:
+        specimen = modules[name]
         absent = [package for package in specimen.needs if find_spec(package) is None]
         if absent:
             print(f"{name:32}needs {', '.join(absent)}")
             continue
         torch.manual_seed(0)
         try:
-            found = measure(specimen, o.clients, o.compile, o.repeats)
+            found = measure(specimen, o.clients, o.copies, o.compile, o.repeats)
         except InputError as error:
             print(f"{name:32}refused: {error}")
             continue
@@ -112,8 +115,13 @@ def main() -> None:
             flush=True,
         )
         if o.json:
-            made_with = {"environment": environment("cpu"), "clients": o.clients, "compile": o.compile}
-            content = made_with | {"results": results}
+            content = {
+                "environment": environment("cpu"),
+                "clients": o.clients,
+                "copies": o.copies,
+                "compile": o.compile,
+                "results": results,
+            }
             o.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -46,6 +46,7 @@ ENGINE = (
     ("modules", "held"),
     ("settings", "plain", "gradients", "plan", "executor"),
     ("model", "ragged", "learner", "local", "memory"),
+    ("costs",),
     ("steps", "choice", "evaluate", "checks", "server"),
     ("workspace", "compiling", "classifier", "views", "tally"),
     ("loop", "sums", "cutting"),

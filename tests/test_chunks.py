@@ -10,6 +10,7 @@ from torch import nn
 from conftest import CLASSES, DEVICE, FEATURES, make_federation
 from fairwind import Federation, algorithms
 from fairwind.engine import cutting
+from fairwind.engine.costs import LAUNCHED
 from fairwind.engine.ranks import ALONE
 from fairwind.layers import OperationCounter
 from simulations import assert_together, simulation
@@ -36,8 +37,8 @@ def test_uncompiled_chunks_hold_more_the_more_operations_a_step_has(ragged: Fede
     uncompiled = simulation(ragged, **deep, compile="off")
     operations = uncompiled.choice.stacked.operations
     assert operations > 40 * 10  # several for each layer, forward and backward
-    assert uncompiled.executor.cutter.budget == operations * cutting.LAUNCHED
-    assert uncompiled.settings.memory == operations * cutting.LAUNCHED * 8 / 2**30
+    assert uncompiled.executor.cutter.budget == operations * LAUNCHED
+    assert uncompiled.settings.memory == operations * LAUNCHED * 8 / 2**30
     assert simulation(ragged, **deep, compile="on").settings.memory == 1 / 32
     assert simulation(ragged, **deep, compile="off", memory=1 / 64).settings.memory == 1 / 64
     assert simulation(ragged, ["adafedadam"], [0], compile="off").settings.memory == 1 / 32  # few operations

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from torch import nn
 
 from fairwind.data.federation import Federation
+from fairwind.engine.costs import loop_seconds, stacked_seconds
 from fairwind.engine.model import CannotStackError, StackedModel
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.precision import compute_type
@@ -29,9 +30,14 @@ class Choice(NamedTuple):
 
 
 def choose(
-    model: nn.Module, plain: PlainModel, federation: Federation, settings: Settings, ranks: Ranks
+    model: nn.Module,
+    plain: PlainModel,
+    federation: Federation,
+    settings: Settings,
+    ranks: Ranks,
+    rows: int,
 ) -> Choice:
-    """Stacked if possible and faster; the engine in the settings, or an error."""
+    """Stacked if possible and faster for so many rows; the engine in the settings, or an error."""
     solver = settings.solver
     if settings.engine == "loop":
         return Choice(None, "engine=loop")
@@ -54,10 +60,14 @@ def choose(
         return Choice(None, reason)
     if settings.engine == "stacked":
         return Choice(stacked, "engine=stacked")
-    if on_cpu and plain.fills_a_core(solver.batch_size) and not _needs_stacked(settings, ranks):
-        return Choice(
-            None, "on a CPU a local step of this model keeps a core busy, and stacking gains nothing"
-        )
+    if on_cpu and not _needs_stacked(settings, ranks):
+        size, workers, compiled = solver.batch_size, settings.workers or 1, settings.compile == "on"
+        alone = loop_seconds(plain, size, workers)
+        if alone < stacked_seconds(stacked, plain, size, rows, workers, compiled=compiled):
+            why = "a local step of this model keeps a core busy"
+            if not plain.fills_a_core(size):
+                why = f"{rows} client{'s' * (rows > 1)} at once are few for the operations of a local step"
+            return Choice(None, f"on a CPU {why}, and stacking gains nothing")
     return Choice(stacked, "the model can be stacked")
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fairwind.engine.costs import LAUNCHED
 from fairwind.engine.executor import Run
 from fairwind.engine.local import PASSES, trains
 from fairwind.engine.model import StackedModel
@@ -19,9 +20,6 @@ from fairwind.layers.sixteen_bits import has_room, rounds
 Kind = Literal["training", "corrected", "personal", "gradient", "loss"]
 PROBES: tuple[Kind, ...] = ("gradient", "loss")
 WORTH = 1 << 24  # numbers that pass through steps, from which on several workers are faster than one
-# Numbers of a chunk for each operation of an uncompiled step on a CPU: with so many, launching an operation
-# (some 12 µs) takes about a quarter of its time.
-LAUNCHED = 1 << 14
 
 
 class Cutter:

@@ -25,11 +25,11 @@ from fairwind.engine.modules import (
     seed_generators,
 )
 from fairwind.errors import InputError, first_line
-from fairwind.layers import CountedRandomness, counted, key_names
+from fairwind.layers import CountedRandomness, OperationCounter, counted, key_names
 from fairwind.scores import Score, accuracy, first_output
 
 Randomness = Literal["none", "functional", "generator"]
-HEAVY = 5e7  # floating-point operations: a millisecond or two of a core
+HEAVY = 3e-4  # seconds of a step's kernels, from which on worker threads gain more than they wait for the GIL
 
 
 class PlainModel:
@@ -85,8 +85,14 @@ class PlainModel:
         return "generator" in (self.randomness, self.evaluation_randomness)
 
     def fills_a_core(self, batch_size: int) -> bool:
-        """Whether a local step on a CPU is mostly arithmetic, not the overhead of small kernels."""
-        return self.operations(batch_size) >= HEAVY
+        """Whether a local step on a CPU is long in kernels, during which other threads can run."""
+        return self.kernel_seconds(batch_size) >= HEAVY
+
+    def kernel_seconds(self, batch_size: int) -> float:
+        """About how long a local step on a CPU is in kernels, beyond launching them."""
+        counts = self.counts
+        layers: float = 110e-6 * counts.convolutions + 235e-6 * counts.recurrent
+        return layers + 16e-12 * self.operations(batch_size)
 
     def operations(self, batch_size: int) -> int:
         """Floating-point operations of a local step, about: forward, and twice as much backward."""
@@ -178,7 +184,9 @@ class PlainModel:
     def _check(self, federation: Federation, inputs: Any, targets: Any) -> None:
         """Refuses labels without an output, and a loss or score that is not one number per sample."""
         self.load(self.layout.parts(self.start))
-        with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
+        apart = torch.random.fork_rng(range(torch.cuda.device_count()))
+        self.counts = OperationCounter()
+        with apart, torch.enable_grad(), self.counts:
             outputs = call(self.module, inputs)
             if needs_labels(self.loss):
                 check_labels(federation, first_output(outputs))

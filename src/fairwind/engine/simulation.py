@@ -66,9 +66,14 @@ class Simulation:
         dtype = next((p.dtype for p in first.parameters() if p.requires_grad), torch.float32)
         inputs = cast(federation.inputs, dtype)
         self.federation = placed(replace(federation, inputs=inputs), self.settings)
+        s = self.settings
+        self.planner = Planner(
+            self.federation, s.solver, s.participation, s.clients_per_round, s.probe_samples
+        )
         with self._threads(1):
             self.plain = PlainModel(first, self.federation, per_sample(loss), self.scores)
-            self.choice = choose(first, self.plain, self.federation, self.settings, ranks)
+            rows = self.planner.participants * len(self.runs)
+            self.choice = choose(first, self.plain, self.federation, self.settings, ranks, rows)
         self.settings = replace(self.settings, engine=self.choice.engine)
         self.layout = self.plain.layout
 
@@ -100,9 +105,6 @@ class Simulation:
         s = self.settings
         assert s.memory is not None
         assert s.workers is not None
-        self.planner = Planner(
-            self.federation, s.solver, s.participation, s.clients_per_round, s.probe_samples
-        )
         budget = max(1, int(s.memory * 2**30 / self.x.element_size()))
         check_room(self.runs, self.planner.participants * self.x[0].nbytes, self.x.device)
         self.memories = Memories(self.runs, self.x, len(self.federation), room=budget)

@@ -93,7 +93,7 @@ class LocalClient:
         self.scores = as_scores(task.score)
         with self._threads(1):
             self.plain = PlainModel(module, self.federation, per_sample(task.loss), self.scores)
-            self.choice = choose(module, self.plain, self.federation, self.settings, ALONE)
+            self.choice = choose(module, self.plain, self.federation, self.settings, ALONE, rows=1)
         self.layout = self.plain.layout
         self.form = report_form(self.layout, algorithm.probe)
         self.sums_form = sums_form(self.layout, self.algorithm)

@@ -42,14 +42,18 @@ def must_be_contiguous() -> bool:
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations that PyTorch launches while it is active."""
+    """Counts the operations that PyTorch launches while it is active; convolutions and recurrent layers also
+    by themselves."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations = 0
+        self.operations = self.convolutions = self.recurrent = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        name = str(func)
         self.operations += 1
+        self.convolutions += "convolution" in name
+        self.recurrent += "rnn" in name or "lstm" in name or "gru" in name
         return func(*args, **(kwargs or {}))
