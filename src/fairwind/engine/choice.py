@@ -14,6 +14,9 @@ from fairwind.engine.settings import Engine, Settings
 from fairwind.errors import InputError
 
 
+SURELY = 0.9  # share of the loop's estimated time; the loop is the safe choice where they are close
+
+
 class Choice(NamedTuple):
     """The model that an executor trains: a stacked one, or none for the loop; and why."""
 
@@ -63,7 +66,7 @@ def choose(
     if on_cpu and not _needs_stacked(settings, ranks):
         size, workers, compiled = solver.batch_size, settings.workers or 1, settings.compile == "on"
         alone = loop_seconds(plain, size, workers)
-        if alone < stacked_seconds(stacked, plain, size, rows, workers, compiled=compiled):
+        if SURELY * alone < stacked_seconds(stacked, plain, size, rows, workers, compiled=compiled):
             why = "a local step of this model keeps a core busy"
             if not plain.fills_a_core(size):
                 why = f"{rows} client{'s' * (rows > 1)} at once are few for the operations of a local step"

@@ -28,8 +28,7 @@ def stacked_seconds(
     """Of one row, if so many train at once."""
     numbers, parameters = 2 * batch_size * stacked.per_sample, stacked.layout.parameters
     work = 3.9e-9 * numbers + 1.3e-9 * parameters + 6e-12 * plain.operations(batch_size)
-    if (
-        compiled or rows * (numbers + 5 * parameters) >= LAUNCHED * stacked.operations
-    ):  # workers share the rows
+    shared = rows * (numbers + 5 * parameters) >= LAUNCHED * stacked.operations  # among workers
+    if compiled or shared:
         work *= 0.4 + 0.6 / workers
-    return work / 2 if compiled else work + 22e-6 * stacked.operations / rows
+    return work if compiled else work + 22e-6 * stacked.operations / rows
