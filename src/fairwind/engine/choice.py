@@ -13,7 +13,6 @@ from fairwind.engine.ranks import Ranks
 from fairwind.engine.settings import Engine, Settings
 from fairwind.errors import InputError
 
-
 SURELY = 0.9  # share of the loop's estimated time; the loop is the safe choice where they are close
 
 
