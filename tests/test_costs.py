@@ -33,7 +33,7 @@ def test_few_clients_train_one_after_another_and_many_at_once() -> None:
     model = make_model()
     few, many = chosen(model, make_federation([9] * 2)), chosen(model, make_federation([9] * 40))
     assert few.settings.engine == "loop"
-    assert "2 clients at once are few" in str(few.choice)
+    assert "clients at once (2) are few" in str(few.choice)
     assert many.settings.engine == "stacked"
     assert chosen(model, make_federation([9] * 2), runs=20).settings.engine == "stacked"  # runs are rows, too
     assert chosen(model, make_federation([9] * 2), compile="on").settings.engine == "stacked"

@@ -68,7 +68,7 @@ def choose(
         if SURELY * alone < stacked_seconds(stacked, plain, size, rows, workers, compiled=compiled):
             why = "a local step of this model keeps a core busy"
             if not plain.fills_a_core(size):
-                why = f"{rows} client{'s' * (rows > 1)} at once are few for the operations of a local step"
+                why = f"the clients at once ({rows}) are few for the operations of a local step"
             return Choice(None, f"on a CPU {why}, and stacking gains nothing")
     return Choice(stacked, "the model can be stacked")
 
