@@ -27,7 +27,8 @@ from fairwind.engine.losses import cross_entropy
 from fairwind.engine.modules import call
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import environment
-from fairwind.scores import accuracy, first_output
+from fairwind.reading import first_output
+from fairwind.scores import accuracy
 from modules import MIDDLE, ZOO, Specimen
 from tasks import Task
 

@@ -11,8 +11,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
 # From the bottom up: a package or module may import what comes before it, and itself.
 LAYERS = (
     ("hints",),
-    ("errors", "files", "counter", "contract", "scores", "simplex", "spec", "run_folder", "progress"),
-    ("aggregation",),
+    ("errors", "files", "counter", "contract", "simplex", "spec", "run_folder", "progress"),
+    ("aggregation", "reading"),
+    ("scores",),
     ("metrics", "algorithms", "layers", "data.samples", "testing"),
     ("data", "models"),
     ("engine",),
@@ -43,7 +44,8 @@ ENGINE = (
         "curves",
         "native",
     ),
-    ("modules", "held"),
+    ("modules", "held", "torch_losses"),
+    ("fitting", "scoring"),
     ("settings", "plain", "gradients", "plan", "executor"),
     ("model", "ragged", "learner", "local", "memory"),
     ("costs",),

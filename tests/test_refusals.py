@@ -60,7 +60,7 @@ CASES: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: LocalClient(task(), fw.algorithms.fedavg(), 2), "client 2 is not one of the task's 2"),
     (lambda: replace(task(), score=[]), "give at least one score"),
-    (lambda: replace(task(), score="f1"), "'f1' is not a score"),
+    (lambda: replace(task(), score="f2"), "unknown score 'f2': known: accuracy"),
     (lambda: replace(task(), score=[scores.f1, scores.f1]), "two scores are called 'f1'"),
     (lambda: fw.load("nowhere"), "nowhere holds no finished comparison"),
     (lambda: trained().report(), r"this comparison was not kept: give compare\(…, out='runs/NAME'\)"),

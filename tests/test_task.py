@@ -202,9 +202,9 @@ def test_training_stops_at_a_target() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [F.cross_entropy, nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")]
+    "loss", [F.cross_entropy, nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="none")]
 )
-def test_pytorchs_losses_are_taken_sample_by_sample(loss: object) -> None:
+def test_pytorchs_cross_entropy_is_the_usual_loss(loss: object) -> None:
     federation = make_federation([12, 30])
     ours, theirs = (
         fw.simulate(fw.Task(make_model, federation, rounds=3, loss=each), "adafedadam", progress=False)
@@ -238,15 +238,16 @@ def test_what_is_no_loss_or_score_is_refused() -> None:
     for given, said in (
         ({"loss": 3}, "3 is not a loss"),
         ({"loss": F.relu}, "F.relu is not a loss"),
-        ({"score": "accuracy"}, "'accuracy' is not a score"),
+        ({"score": "acuracy"}, "unknown score 'acuracy': did you mean 'accuracy'"),
+        ({"score": 3}, "3 is not a score"),
         ({"score": []}, "at least one score"),
         ({"score": [fw.scores.f1, fw.scores.f1]}, "two scores are called 'f1'"),
     ):
         with pytest.raises(fw.InputError, match=said):
             fw.Task(make_model, federation, **given)
-    reduced = fw.Task(make_model, federation, loss=lambda o, t: F.cross_entropy(o, t))
+    for_outputs = fw.Task(make_model, federation, loss=lambda o, t: o**2)
     with pytest.raises(fw.InputError, match=r"not one number per sample.*reduction='none'"):
-        fw.simulate(reduced, "fedavg", progress=False)
+        fw.simulate(for_outputs, "fedavg", progress=False)
 
 
 def test_divergence_is_a_warning() -> None:

@@ -14,6 +14,7 @@ from fairwind import algorithms, setups
 from fairwind.aggregation import first_state
 from fairwind.contract import AnyAlgorithm, Report
 from fairwind.engine.executor import Run
+from fairwind.engine.fitting import loss_name
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
@@ -97,7 +98,7 @@ class Recipe:
             settings=simulation.settings,
             data=data,
             model=model_digest(simulation) if brought else None,
-            judged_by=task.judged_by,
+            judged_by=(loss_name(task.loss), *(score.name for score in simulation.scores)),
             own={
                 run.label: algorithm_digest(run.algorithm)
                 for run in simulation.runs

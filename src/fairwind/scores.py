@@ -1,13 +1,15 @@
 """Scores: how well a model works for a client, from its outputs for the client's test samples."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fairwind.errors import InputError
+from fairwind.errors import InputError, unknown
+from fairwind.reading import Reading, class_axis, first_output, labels_of, per_sample_mean
 
 Kind = Literal["accuracy", "higher", "lower"]
 """A share of correct predictions; another number where higher is better; or one where lower is better."""
@@ -27,6 +29,15 @@ class Score:
     """Which is better, "higher" or "lower"; or "accuracy": a share of right answers, shown in percent."""
     per_client: PerClient | None = None
     """Each client's score from the numbers of all samples, ordered by client; None is their mean."""
+    reads: Callable[[Reading, Any, Any], Tensor] | None = None
+    """`per_sample`, given how the loss reads outputs and targets; only the package's own scores have it."""
+    threshold: float | None = None
+    """A single output above it means class 1; None follows the loss."""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether its numbers are those of the task's loss."""
+        return self.per_sample is _unknown_loss
 
     @property
     def percent(self) -> bool:
@@ -38,15 +49,27 @@ class Score:
         """1 where larger is better, else −1."""
         return -1 if self.kind == "lower" else 1
 
+    def above(self, threshold: float) -> "Score":
+        """The same score, where a single output above the threshold means class 1."""
+        return replace(self, threshold=threshold).reading(Reading(threshold=threshold))
+
+    def reading(self, reading: Reading) -> "Score":
+        """The same score, which reads outputs and targets as the loss does."""
+        if self.reads is None:
+            return self
+        if self.threshold is not None:
+            reading = reading._replace(threshold=self.threshold)
+        return replace(self, per_sample=partial(self.reads, reading))
+
     def of_clients(self, values: Tensor, lengths: Tensor) -> Tensor:
         """Each client's score (R, K) from (R, M) or (R, M, S), NaN without samples; accuracies in percent."""
-        found = (self.per_client or _mean)(values if values.dim() > 2 else values[..., None], lengths)
+        found = (self.per_client or ratio)(values if values.dim() > 2 else values[..., None], lengths)
         there = lengths.to(values.device) > 0
         return torch.where(there, 100 * found if self.percent else found, torch.nan)
 
 
 def as_scores(given: Any) -> tuple[Score, ...]:
-    """A user's scores: a score or a function, or several of them; the first is the main one."""
+    """A user's scores: a score, a function or a name, or several of them; the first is the main one."""
     several = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     found = tuple(_as_score(each) for each in several)
     names = [score.name for score in found]
@@ -60,6 +83,11 @@ def as_scores(given: Any) -> tuple[Score, ...]:
 def _as_score(given: Any) -> Score:
     if isinstance(given, Score):
         return given
+    if isinstance(given, str):
+        known = {each.name: each for each in globals().values() if isinstance(each, Score)}
+        if given not in known:
+            raise unknown("score", given, known)
+        return known[given]
     if callable(given):
         return Score(getattr(given, "__name__", type(given).__name__), given)
     raise InputError(
@@ -79,44 +107,47 @@ def segment_means(values: Tensor, lengths: Tensor) -> Tensor:
     return segment_sums(values, lengths) / lengths.to(values.device)[:, None]
 
 
-def _mean(values: Tensor, lengths: Tensor) -> Tensor:
-    return segment_means(values, lengths)[..., 0]
+def ratio(values: Tensor, lengths: Tensor) -> Tensor:
+    """The mean of samples' numbers; or, of two numbers each, the sum of the first by that of the second."""
+    if values.shape[-1] == 1:
+        return segment_means(values, lengths)[..., 0]
+    sums, divisors = segment_sums(values, lengths).unbind(-1)
+    return sums / divisors
 
 
-def first_output(outputs: Any) -> Tensor:
-    """The tensor that is compared with the targets: the first of several outputs."""
-    first: Tensor = outputs[0] if isinstance(outputs, tuple | list) else outputs
-    return first
+def _right(reading: Reading, outputs: Any, targets: Any) -> Tensor:
+    """The share of right positions; if not all count, the number of right ones and of those that count."""
+    found, dtype = labels_of(reading, outputs, targets), first_output(outputs).dtype
+    right = found.predicted == found.wanted
+    if found.counted is None:
+        return right.to(dtype).mean(1)
+    return torch.stack([(right & found.counted).sum(1), found.counted.sum(1)], dim=-1).to(dtype)
 
 
-def per_sample_mean(values: Tensor) -> Tensor:
-    """The mean over all but the first dimension."""
-    return values if values.ndim == 1 else values.flatten(1).mean(1)
-
-
-def _predicted(outputs: Any) -> Tensor:
-    """The class of the largest output, or that of the sign where there is one output."""
-    logits = first_output(outputs)
-    return logits.argmax(-1) if logits.shape[-1] > 1 else (logits[..., 0] > 0).long()
-
-
-def _right(outputs: Any, targets: Tensor) -> Tensor:
-    """1 where the largest output is the target's; outputs that are not finite count as wrong."""
-    logits = first_output(outputs)
-    right = (logits.argmax(-1) == targets) & torch.isfinite(logits).all(-1)
-    return per_sample_mean(right.to(logits.dtype))
-
-
-accuracy = Score("accuracy", _right, "accuracy")
-"""Share of right answers, in percent."""
-
-
-def _counts(outputs: Any, targets: Tensor) -> Tensor:
+def _counts(reading: Reading, outputs: Any, targets: Any) -> Tensor:
     """For every class: true positives, predictions, and occurrences."""
-    logits = first_output(outputs)
-    classes = torch.arange(max(2, logits.shape[-1]), device=logits.device)
-    predicted, there = (t[:, None] == classes for t in (_predicted(outputs), targets.view(len(targets))))
-    return torch.cat([predicted & there, predicted, there], dim=-1).to(logits.dtype)
+    found, dtype = labels_of(reading, outputs, targets), first_output(outputs).dtype
+    classes = torch.arange(found.classes, device=found.wanted.device)
+    predicted, there = (labels[..., None] == classes for labels in (found.predicted, found.wanted))
+    if found.counted is not None:
+        predicted = predicted & found.counted[..., None]
+    return torch.cat([predicted & there, predicted, there], dim=-1).sum(1).to(dtype)
+
+
+def _own(
+    name: str,
+    reads: Callable[[Reading, Any, Any], Tensor],
+    kind: Kind = "higher",
+    per_client: PerClient | None = None,
+) -> Score:
+    """A score that reads outputs and targets as the loss does."""
+    return Score(name, partial(reads, Reading()), kind, per_client, reads)
+
+
+accuracy = _own("accuracy", _right, "accuracy")
+"""Share of right answers, in percent; of all positions that count, if samples have several."""
+multilabel_accuracy = _own("multilabel_accuracy", _right, "accuracy")
+"""Share of right labels, in percent, where a sample has several labels, each 0 or 1."""
 
 
 def _f1(values: Tensor, lengths: Tensor) -> Tensor:
@@ -127,16 +158,29 @@ def _f1(values: Tensor, lengths: Tensor) -> Tensor:
     return each.nanmean(-1)  # over the classes that occur
 
 
-f1 = Score("f1", _counts, "higher", _f1)
+f1 = _own("f1", _counts, per_client=_f1)
 """F1 of class 1 if there are two classes, else the mean over the classes that a client has."""
 
 
-def _margin(outputs: Any, targets: Tensor) -> Tensor:
+def _iou(values: Tensor, lengths: Tensor) -> Tensor:
+    right, predicted, there = segment_sums(values, lengths).chunk(3, dim=-1)
+    return (right / (predicted + there - right)).nanmean(-1)
+
+
+iou = _own("iou", _counts, per_client=_iou)
+"""Intersection over union of predicted and true positions, the mean over the classes that occur."""
+
+
+def _margin(reading: Reading, outputs: Any, targets: Any) -> Tensor:
     logits = first_output(outputs)
-    if logits.shape[-1] > 2:
-        raise InputError(f"AUC is for two classes, and the model has {logits.shape[-1]} outputs; take f1")
-    margin = logits[..., 0] if logits.shape[-1] == 1 else logits[..., 1] - logits[..., 0]
-    return torch.stack([margin, targets.view(len(targets)).to(margin.dtype)], dim=-1)
+    several = logits.shape[1:].numel()
+    if targets.shape[1:].numel() != 1 or several > 2:
+        raise InputError(
+            f"AUC is for two classes, and the model has outputs of shape {tuple(logits.shape[1:])}; take f1"
+        )
+    flat = logits.flatten(1) if logits.dim() > 1 else logits[:, None]
+    margin = flat[:, 0] if several == 1 else flat[:, 1] - flat[:, 0]
+    return torch.stack([margin, (targets.reshape(len(targets)) > 0.5).to(margin.dtype)], dim=-1)
 
 
 def _auc(values: Tensor, lengths: Tensor) -> Tensor:
@@ -160,12 +204,18 @@ def _auc_of_run(values: Tensor, segment: Tensor, lengths: Tensor) -> Tensor:
     return (ranks - ones * (ones + 1) / 2) / (ones * zeros)  # NaN where a client has one class only
 
 
-auc = Score("auc", _margin, "higher", _auc)
+auc = _own("auc", _margin, per_client=_auc)
 """Area under the ROC curve; undefined for a client whose test samples are all of one class."""
 
 
-def _difference(outputs: Any, targets: Tensor) -> Tensor:
+def _difference(outputs: Any, targets: Any) -> Tensor:
     predicted = first_output(outputs)
+    if not isinstance(targets, Tensor) or predicted.numel() != targets.numel():
+        wanted = tuple(targets.shape[1:]) if isinstance(targets, Tensor) else "several tensors"
+        raise InputError(
+            f"outputs of shape {tuple(predicted.shape[1:])} and targets of shape {wanted} per sample cannot "
+            "be subtracted: take another score, such as fairwind.scores.loss"
+        )
     return predicted - targets.reshape(predicted.shape)
 
 
@@ -173,7 +223,7 @@ mae = Score("mae", lambda o, t: per_sample_mean(_difference(o, t).abs()), "lower
 """Mean absolute error."""
 mse = Score("mse", lambda o, t: per_sample_mean(_difference(o, t).square()), "lower")
 """Mean squared error."""
-rmse = Score("rmse", mse.per_sample, "lower", lambda v, n: _mean(v, n).sqrt())
+rmse = Score("rmse", mse.per_sample, "lower", lambda v, n: ratio(v, n).sqrt())
 """Root of the mean squared error."""
 
 
@@ -196,12 +246,26 @@ r2 = Score("r2", _squares, "higher", _r2)
 """R², the share of the variance of a client's targets that is explained; undefined if all are equal."""
 
 
-def _surprise(outputs: Any, targets: Tensor) -> Tensor:
+def _surprise(reading: Reading, outputs: Any, targets: Any) -> Tensor:
     logits = first_output(outputs)
+    axis = class_axis(logits, targets, second=reading.classes_second)
+    logits = logits.movedim(axis, -1)
     classes = torch.arange(logits.shape[-1], device=logits.device)
     losses = logits.logsumexp(-1) - torch.where(targets[..., None] == classes, logits, 0).sum(-1)
-    return per_sample_mean(losses)
+    if reading.ignored is None:
+        return per_sample_mean(losses)
+    counted = targets != reading.ignored
+    kept = torch.where(counted, losses, 0)
+    return torch.stack([t.reshape(len(t), -1).sum(1) for t in (kept, counted.to(kept.dtype))], dim=-1)
 
 
-perplexity = Score("perplexity", _surprise, "lower", lambda v, n: _mean(v, n).exp())
-"""exp of the mean cross-entropy over a client's samples."""
+perplexity = _own("perplexity", _surprise, "lower", lambda v, n: ratio(v, n).exp())
+"""exp of the mean cross-entropy over a client's samples, or over their positions that count."""
+
+
+def _unknown_loss(outputs: Any, targets: Any) -> Tensor:
+    raise InputError("the score 'loss' is known only together with a task's loss")
+
+
+loss = Score("loss", _unknown_loss, "lower")
+"""The task's loss."""

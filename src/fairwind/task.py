@@ -6,11 +6,12 @@ from typing import Any
 from torch import nn
 
 from fairwind.data.federation import Federation
-from fairwind.engine.losses import cross_entropy, per_sample
+from fairwind.engine.fitting import check_loss
+from fairwind.engine.losses import cross_entropy
 from fairwind.engine.settings import Model
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, whole
-from fairwind.scores import accuracy, as_scores
+from fairwind.scores import as_scores
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,11 @@ class Task:
     """The clients and their samples."""
     _: KW_ONLY
     loss: Any = cross_entropy
-    """A function of outputs and targets that returns each sample's loss (B,), or one of PyTorch's losses."""
-    score: Any = accuracy
-    """How test samples are scored: one of `fairwind.scores`, a function that returns one number per sample
-    (B,), larger being better, or several; the first is the main one."""
+    """One of PyTorch's losses; a function of outputs and targets that returns each sample's loss (B,), a pair
+    of sums and divisors (B,), or one number for the batch; or "model" if the model's output has a loss."""
+    score: Any = None
+    """How test samples are scored: one of `fairwind.scores` or its name, a function that returns one number
+    per sample (B,), larger being better, or several, the main one first. None follows from the loss."""
     solver: Solver = field(default_factory=Solver)
     """How clients train."""
     rounds: int = 100
@@ -47,16 +49,11 @@ class Task:
         if not isinstance(self.solver, Solver):
             raise InputError(f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…)")
         whole(1, rounds=self.rounds)
-        per_sample(self.loss)
-        as_scores(self.score)
+        check_loss(self.loss)
+        if self.score is not None:
+            as_scores(self.score)
         if not self.name:
             object.__setattr__(self, "name", self.federation.name)
-
-    @property
-    def judged_by(self) -> tuple[str, ...]:
-        """The names of the loss and the scores."""
-        loss = getattr(self.loss, "__name__", type(self.loss).__name__)
-        return loss, *(score.name for score in as_scores(self.score))
 
     def sourced(self, source: str) -> "Task":
         """The same task, as found by the command line."""

@@ -14,7 +14,6 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fairwind.engine.local import Rules
-from fairwind.engine.losses import needs_labels
 from fairwind.engine.model import StackedModel
 from fairwind.engine.native import build, cached, source
 from fairwind.engine.solver import Solver
@@ -90,7 +89,7 @@ def _classifies(model: StackedModel, inputs: Any, targets: Any) -> bool:
     if len(matrices) != 1 or len(vectors) > 1 or len(shapes) != len(matrices + vectors):
         return False
     classes, features = matrices[0]
-    plain = needs_labels(model.loss) and model.dtype in TYPES and model.compute == model.dtype
+    plain = model.loss.classifies and model.dtype in TYPES and model.compute == model.dtype
     if not plain or vectors not in ([], [(classes,)]):
         return False
     if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):

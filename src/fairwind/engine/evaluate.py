@@ -1,6 +1,6 @@
 """Every client's mean loss and scores at shared weights, in large batches across clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fairwind.counter import segments
 from fairwind.data.federation import Federation
+from fairwind.engine.losses import Loss
 from fairwind.engine.ragged import chunks
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.scores import Score
@@ -23,6 +24,7 @@ class Scorer(Protocol):
 
     per_sample: int  # activations
     stacks: bool  # whether it holds the activations of all models at once
+    loss: Loss
     judges: tuple[Score, ...]
 
     def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
@@ -38,34 +40,46 @@ class Scorer(Protocol):
 def client_scores(
     model: Scorer, federation: Federation, x: Tensor, sizes: Tensor, pick: Pick, ranks: Ranks = ALONE
 ) -> tuple[Tensor, ...]:
-    """Mean loss and each score of every client under each model x (R, P), as (R, K) float64 tensors.
+    """Loss and each score of every client under each model x (R, P), as (R, K) float64 tensors.
 
     `sizes` (K,) are the clients' numbers of samples, `pick` selects them; a client without samples gets NaN.
     Ranks share whole chunks, so a client's numbers are bit for bit the same for any number of ranks.
     """
     at_once = len(x) if model.stacks else 1
     limit = max(16, NUMBERS.get(x.device.type, 1 << 22) // (max(64, model.per_sample) * at_once))
-    loss = Score("loss", lambda outputs, targets: outputs)
-    shape = 1 + len(model.judges), len(x), len(sizes)
-    found = torch.zeros(shape, dtype=torch.float64, device=x.device)
+    judges = model.loss.as_score, *model.judges
+    found = torch.zeros(len(judges), len(x), len(sizes), dtype=torch.float64, device=x.device)
     for clients in chunks(sizes, limit)[ranks.rank :: ranks.world]:
-        judged = [model.scores(x, *federation.at(part)) for part in torch.split(pick(clients), limit)]
-        for of_clients, score, each in zip(
-            found, (loss, *model.judges), zip(*judged, strict=True), strict=True
-        ):
+        batches = _batches(pick(clients), sizes[clients], model.loss, limit)
+        judged = [model.scores(x, *federation.at(part)) for part in batches]
+        for of_clients, score, each in zip(found, judges, zip(*judged, strict=True), strict=True):
             values = torch.cat(each, dim=1)
             of_clients[:, clients.to(x.device)] = score.of_clients(values, sizes[clients])
     return tuple(ranks.sum(*found))
+
+
+def _batches(samples: Tensor, sizes: Tensor, loss: Loss, limit: int) -> Sequence[Tensor]:
+    """Samples of clients in batches across clients; or, for a loss of whole batches, of one client each."""
+    if not loss.batched:
+        return torch.split(samples, limit)
+    own = samples.split_with_sizes(sizes.tolist())
+    return [part for each in own if len(each) for part in torch.split(each, loss.batch_size)] or [samples]
 
 
 @torch.no_grad()
 def own_scores(
     model: Scorer, federation: Federation, models: Tensor, sizes: Tensor, pick: Pick, device: torch.device
 ) -> Tensor:
-    """Mean loss and each score of every client under its own model, of (K, P), as float64 (·, K)."""
+    """Loss and each score of every client under its own model, of (K, P), as float64 (·, K)."""
     limit = max(16, NUMBERS.get(device.type, 1 << 22) // max(64, model.per_sample))
-    judges = Score("loss", lambda outputs, targets: outputs), *model.judges
+    judges = model.loss.as_score, *model.judges
     found = torch.full((len(judges), len(sizes)), torch.nan, dtype=torch.float64, device=device)
+    if model.loss.batched:  # padding would count
+        for k in sizes.nonzero()[:, 0].tolist():
+            samples = pick(torch.tensor([k]))
+            own = models[k : k + 1].to(device), sizes[k : k + 1], lambda _, samples=samples: samples
+            found[:, k] = torch.stack(client_scores(model, federation, *own))[:, 0, 0]
+        return found
     # Clients of similar size together: shorter batches are padded with the client's first sample.
     order = torch.argsort(sizes, stable=True)
     order = order[sizes[order] > 0]

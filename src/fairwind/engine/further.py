@@ -139,17 +139,19 @@ class Further:
                 found.remembered.append((r, client, change))
         return found
 
-    def gradients(self, chunk: Chunk, sums: list[Tensor], norm: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+    def gradients(
+        self, chunk: Chunk, sums: list[Tensor], norm: Tensor, divisor: Tensor
+    ) -> dict[int, tuple[Tensor, Tensor]]:
         """By run, Σ S_k·∇F_k (P,) and ΣS of the clients with a finite gradient.
 
-        `sums` are the rows' gradients, summed over the probed samples.
+        `sums` are the rows' gradients, summed over the probed samples; divided by `divisor` they are ∇F_k.
         """
         found = {}
         for r in self.summing:
             if r in chunk.rows_of:
                 here = chunk.rows_of[r]
                 size, counted = self.sizes[chunk.clients(here)], torch.isfinite(norm[here])
-                each = size / chunk.size[here]
+                each = size / divisor[here]
                 flat = self.layout.from_matrices([m[here] for m in sums])
                 flat = torch.where(counted[:, None], flat, 0).double()
                 total = torch.where(counted, each, 0)[None] @ flat

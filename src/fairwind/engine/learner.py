@@ -106,9 +106,9 @@ class Learner:
         return found
 
     def probe(
-        self, mean_loss: Callable[[Tensor], Tensor], samples: Tensor, gradient: Sequence[Tensor] | None
+        self, loss_of: Callable[[Tensor], Tensor], samples: Tensor, gradient: Sequence[Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """The mean loss over samples and the norm of its gradient, in evaluation mode.
+        """The loss of samples and the norm of its gradient, in evaluation mode.
 
         The gradient itself is written to `gradient`, if given.
         """
@@ -116,8 +116,8 @@ class Learner:
         losses = []
 
         def parts() -> Iterator[Tensor]:
-            for part, share in _shares(samples):
-                loss = mean_loss(part) if share == 1 else share * mean_loss(part)
+            for part, share in self._shares(samples):
+                loss = loss_of(part) if share == 1 else share * loss_of(part)
                 losses.append(loss.detach())
                 yield loss
 
@@ -129,11 +129,17 @@ class Learner:
         return torch.stack(losses).sum(dtype=torch.float64), self._norm(found)
 
     @torch.no_grad()
-    def mean_loss(self, mean_loss: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
-        """The mean loss over samples, in evaluation mode."""
+    def loss(self, loss_of: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
+        """The loss of samples, in evaluation mode."""
         self.model.train(False)
-        losses = [share * mean_loss(part) for part, share in _shares(samples)]
+        losses = [share * loss_of(part) for part, share in self._shares(samples)]
         return torch.stack(losses).sum(dtype=torch.float64)
+
+    def _shares(self, samples: Tensor) -> list[tuple[Tensor, float]]:
+        """Samples in parts that are probed at once, with the share of each in their loss."""
+        loss = self.model.loss
+        parts = split(samples, loss.batch_size if loss.batched else PROBED)
+        return list(zip(parts, loss.shares(parts, self.model.sample_weights), strict=True))
 
     @torch.no_grad()
     def _norm(self, gradients: list[Tensor | None]) -> Tensor:
@@ -160,11 +166,6 @@ def _add(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None], a
 def _dense(gradient: Tensor | None) -> Tensor | None:
     """A gradient that may be sparse, as an embedding's."""
     return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
-
-
-def _shares(samples: Tensor) -> list[tuple[Tensor, float]]:
-    """Samples in parts that are probed at once, with the share of each."""
-    return [(part, len(part) / len(samples)) for part in split(samples, PROBED)]
 
 
 def split(samples: Tensor, size: int) -> tuple[Tensor, ...]:

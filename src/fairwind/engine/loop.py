@@ -220,7 +220,7 @@ class Loop:
         samples = self.schedules[run.seed].probing[job.entry]
         loss = partial(self._pick, learner.model.evaluation_loss)
         if run.algorithm.probe == "loss":
-            return learner.mean_loss(loss, samples), self.unknown
+            return learner.loss(loss, samples), self.unknown
         return learner.probe(loss, samples, None if gradient is None else self.layout.parts(gradient))
 
     def _steps(self, learner: Learner, job: Job, modification: Modification) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,7 +56,13 @@ class StackedModel:
             raise CannotStackError(f"its forward pass changes the buffer {plain.changed_buffer!r}")
         if plain.randomness == "generator":
             raise CannotStackError("its forward pass draws random numbers other than dropout")
-        self.loss, self.judges = plain.loss, plain.judges
+        if plain.loss.batched and not plain.loss.masked:
+            raise CannotStackError(
+                "the loss is one number for a batch, which may be padded: let it return each sample's loss "
+                "(B,), or take a third argument `mask` (B,), true for the samples that count"
+            )
+        self.loss, self.judges = replace(plain.loss, kernel=None), plain.judges
+        self.sample_weights = plain.sample_weights
         self.layout, self.dtype = plain.layout, plain.dtype
         self.compute = compute or self.dtype
         device = federation.device
@@ -120,8 +127,7 @@ class StackedModel:
 
     def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         """The same where each model x (R, P) has samples of its own, (R, B, …)."""
-        found: tuple[Tensor, ...] = vmap(self._scores)(self.layout.parts(x), inputs, targets)
-        return found
+        return tuple(vmap(self._scores)(self.layout.parts(x), inputs, targets))
 
     def _leaves(self, parts: Parts, mask: Tensor) -> tuple[Parts, Seen]:
         """The variables to differentiate by: parts, or zeros that their layers add; and those parts."""
@@ -159,15 +165,14 @@ class StackedModel:
         self, leaves: Parts, held: Seen, inputs: Any, targets: Any, mask: Tensor, key: Tensor
     ) -> tuple[Tensor, Seen]:
         outputs, seen = self._call(self.training, leaves, held, inputs, key)
-        losses = self.loss(outputs, targets)
-        return torch.where(mask, losses, 0).sum() / mask.sum().clamp(min=1), seen
+        return self.loss.of_batch(outputs, targets, mask), seen
 
     def _summed_loss(
         self, leaves: Parts, held: Seen, inputs: Any, targets: Any, mask: Tensor
     ) -> tuple[Tensor, Seen]:
         module = self.evaluating if leaves[0].dtype == self.dtype else self.probing
         outputs, seen = self._call(module, leaves, held, inputs)
-        return torch.where(mask, self.loss(outputs, targets), 0).sum(), seen
+        return self.loss.part(outputs, targets, mask), seen
 
     def _scores(self, parts: Parts, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         outputs, _ = self._call(self.evaluating, parts, {}, inputs)

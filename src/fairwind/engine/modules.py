@@ -71,12 +71,12 @@ def _mixes(layer: nn.Module) -> bool:
 def call(module: nn.Module, inputs: Any) -> Any:
     """A module's outputs: inputs are one tensor, a tuple of arguments, or a dict of named arguments."""
     if isinstance(inputs, dict):
-        return read(module(**inputs))
-    return read(module(*inputs) if isinstance(inputs, tuple) else module(inputs))
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
 
 
 def read(outputs: Any) -> Any:
-    """The argument of the loss: an output's `logits`, if it has them, else the output."""
+    """What is compared with targets: an output's `logits`, if it has them, else the output."""
     return outputs.logits if hasattr(outputs, "logits") else outputs
 
 
@@ -161,7 +161,7 @@ def activations(module: nn.Module, inputs: Any, dtype: torch.dtype, compute: tor
     inputs = cast(mapped(torch.clone, inputs), compute)
     kept_here = torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value)
     with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad(), kept_here:
-        outputs = call(module, inputs)
+        outputs = read(call(module, inputs))
     kept_bytes = sum(n for at, n in kept.items() if at not in shared)
     held = sum(t.numel() for t in (*tensors(inputs), *tensors(outputs)))
     return held + kept_bytes // torch.empty((), dtype=dtype).element_size()

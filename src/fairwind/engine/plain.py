@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind, mapped, tensors
+from fairwind.engine.fitting import fit_loss, sample_weights
 from fairwind.engine.layout import Layout, Parts, copy_into
-from fairwind.engine.losses import Loss, cross_entropy, for_one_model, mean_of, needs_labels
+from fairwind.engine.losses import Loss, cross_entropy
 from fairwind.engine.modules import (
     activations,
     call,
@@ -21,14 +22,17 @@ from fairwind.engine.modules import (
     draws,
     duplicate,
     forward_operations,
+    read,
     restore_buffers,
     seed_generators,
 )
+from fairwind.engine.scoring import fit_scores
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, OperationCounter, counted, key_names
-from fairwind.scores import Score, accuracy, first_output
+from fairwind.scores import Score
 
 Randomness = Literal["none", "functional", "generator"]
+FEW = 4  # samples with which a loss and scores are tried
 HEAVY = 3e-4  # seconds of a step's kernels, from which on worker threads gain more than they wait for the GIL
 
 
@@ -41,13 +45,15 @@ class PlainModel:
         self,
         model: nn.Module,
         federation: Federation,
-        loss: Loss = cross_entropy,
-        scores: tuple[Score, ...] = (accuracy,),
+        loss: Any = cross_entropy,
+        score: Any = None,
+        batch_size: int = 1,
     ):
-        """Refuses a model that cannot train on the federation's samples."""
+        """Refuses a model that cannot train on the federation's samples.
+
+        `loss` and `score` as users give them. A loss of whole batches is given batches of `batch_size`.
+        """
         self.layout = Layout.of(model)
-        self.loss, self.judges = loss, scores
-        self._loss, self._mean = for_one_model(loss), mean_of(loss)
         self.module = counted(copied(model, training=True)).to(federation.device)
         # Which of its modules train; frozen normalisation does not.
         self.trains = [module.training for module in self.module.modules()]
@@ -64,7 +70,7 @@ class PlainModel:
             # `replaces`: whether it calls functions that need other forms to be stacked
             self.randomness, self.replaces = self._drawn(sample[0])
             self.changed_buffer = changes_buffers(self.module, sample[0])
-            self._check(federation, *sample)
+            self._fit(federation, loss, score, batch_size)
             self.per_sample = activations(self.module, sample[0], self.dtype, self.dtype)
             self.flops = forward_operations(self.module, sample[0])  # operations of a sample's forward pass
 
@@ -142,11 +148,14 @@ class PlainModel:
         """The mean loss of a batch in training mode; `key` seeds its randomness."""
         for name in self.keys:
             self.module.get_buffer(name).fill_(key)
-        return self._mean(self._outputs(inputs, self.randomness, key), targets)
+        return self._loss(self._outputs(inputs, self.randomness, key), targets)
 
     def evaluation_loss(self, inputs: Any, targets: Any) -> Tensor:
         """The mean loss of a batch in evaluation mode."""
-        return self._mean(self._outputs(inputs, self.evaluation_randomness), targets)
+        return self._loss(self._outputs(inputs, self.evaluation_randomness), targets)
+
+    def _loss(self, outputs: Any, targets: Any) -> Tensor:
+        return self.loss.of_batch(outputs if self.loss.own else read(outputs), targets)
 
     def _outputs(self, inputs: Any, randomness: Randomness, key: int = 0) -> Any:
         """The module's outputs, with its randomness seeded; in evaluation it is the same every time."""
@@ -165,7 +174,7 @@ class PlainModel:
             for parts in zip(*self.layout.parts(x), strict=True):
                 self.load(parts)
                 outputs = self._outputs(inputs, self.evaluation_randomness)
-                found.append(judged(self._loss, self.judges, outputs, targets))
+                found.append(judged(self.loss, self.judges, outputs, targets))
         return tuple(torch.stack(each) for each in zip(*found, strict=True))
 
     def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
@@ -181,33 +190,21 @@ class PlainModel:
         self.layout.load(x, model)
         return dict(model.state_dict())
 
-    def _check(self, federation: Federation, inputs: Any, targets: Any) -> None:
-        """Refuses labels without an output, and a loss or score that is not one number per sample."""
+    def _fit(self, federation: Federation, loss: Any, score: Any, batch_size: int) -> None:
+        """Finds the loss and the scores that fit a few samples, or refuses them; counts operations."""
         self.load(self.layout.parts(self.start))
-        apart = torch.random.fork_rng(range(torch.cuda.device_count()))
-        self.counts = OperationCounter()
-        with apart, torch.enable_grad(), self.counts:
-            outputs = call(self.module, inputs)
-            if needs_labels(self.loss):
-                check_labels(federation, first_output(outputs))
-            losses = self._loss(outputs, targets)
-            if losses.shape == (1,):
-                self.gradients([losses.sum()])
+        devices, some = range(torch.cuda.device_count()), federation.at(slice(0, FEW))
         self.train(False)
-        if losses.shape != (1,):
-            raise InputError(
-                f"the loss is not one number per sample but {tuple(losses.shape)} for one; let it return the "
-                "losses of a batch (B,), as with reduction='none'"
-            )
-        with torch.no_grad():
-            outputs = call(self.module, inputs)
-            for score in self.judges:
-                shape = tuple(score.per_sample(outputs, targets).shape)
-                if shape[:1] != (1,) or len(shape) > (2 if score.per_client else 1):
-                    raise InputError(
-                        f"the score {score.name!r} is not one number per sample but {shape} for one"
-                    )
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            raw = call(self.module, some[0])
+            self.loss = fit_loss(loss, raw, some[1], federation, batch_size)
+            self.judges = fit_scores(score, self.loss, raw, some[1], federation.targets)
+            self.sample_weights = sample_weights(self.loss, read(raw), federation)
         self.train()
+        inputs, targets = federation.at(slice(0, 1))
+        self.counts = OperationCounter()
+        with torch.random.fork_rng(devices), torch.enable_grad(), self.counts:
+            self.gradients([self._loss(call(self.module, inputs), targets)])
 
 
 def _rows(samples: Any) -> list[Any]:
@@ -216,8 +213,10 @@ def _rows(samples: Any) -> list[Any]:
 
 
 def judged(loss: Loss, scores: tuple[Score, ...], outputs: Any, targets: Any) -> tuple[Tensor, ...]:
-    """Each sample's loss, and the numbers of each score."""
-    return loss(outputs, targets), *(score.per_sample(outputs, targets) for score in scores)
+    """The numbers of the loss and of each score, for each sample."""
+    predicted = read(outputs)
+    losses = loss.numbers(outputs if loss.own else predicted, targets)
+    return losses, *(losses if score.is_loss else score.per_sample(predicted, targets) for score in scores)
 
 
 @contextmanager
@@ -232,30 +231,3 @@ def explained(inputs: Any, targets: Any, hint: str = "") -> Iterator[None]:
         raise InputError(
             f"the model cannot train on {given}: {type(error).__name__}: {first_line(error)}{hint}"
         ) from error
-
-
-def check_labels(federation: Federation, logits: Any) -> None:
-    """Refuses labels that cross-entropy cannot compare with the outputs."""
-    labels = federation.targets
-    if not isinstance(labels, Tensor):
-        raise InputError(
-            "targets are several tensors; cross-entropy needs class labels (or give another loss)"
-        )
-    if labels.is_floating_point():
-        raise InputError("targets are not integers; cross-entropy needs class labels (or give another loss)")
-    if not isinstance(logits, Tensor):
-        raise InputError(f"the model's output is a {type(logits).__name__}; give a loss that reads it")
-    if logits.shape[1:-1] != labels.shape[1:]:
-        raise InputError(
-            f"outputs of shape {tuple(logits.shape[1:])} and labels of shape {tuple(labels.shape[1:])} per "
-            "sample do not fit; cross-entropy needs one more dimension, the classes (or give another loss)"
-        )
-    classes = logits.shape[-1]
-    wrong = ((labels < 0) | (labels >= classes)).nonzero()
-    if len(wrong):
-        at = tuple(wrong[0].tolist())
-        client = federation.names[int((federation.start <= at[0]).sum()) - 1]
-        raise InputError(
-            f"client {client!r} has label {int(labels[at])}, but the model has {classes} outputs: "
-            f"labels must be 0 to {classes - 1}"
-        )

@@ -38,6 +38,12 @@ class Chunk(NamedTuple):
         """The batches' samples (Σ counts, B), with all bits inverted, and thus negative, for padding."""
         return order.samples[self.batch_places] ^ self.padding
 
+    def sums(self, values: Tensor, order: Order) -> Tensor:
+        """Sums over the samples of each row (n,), given a value of every sample."""
+        taken = values[order.samples]
+        owner, _ = segments(self.selection.size, len(taken))
+        return taken.new_zeros(len(self.selection.size)).index_add_(0, owner, taken)[self.row_entry]
+
     def dropout_keys(self, order: Order) -> Tensor:
         """The random keys of the batches' dropout (Σ counts,)."""
         return mixed(order.dropout_key[self.batch_entry], self.batch_step)

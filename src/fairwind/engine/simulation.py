@@ -21,7 +21,7 @@ from fairwind.engine.curves import Curves
 from fairwind.engine.evaluate import Scorer, client_scores, split
 from fairwind.engine.executor import Executor, Outcome, Run
 from fairwind.engine.loop import Loop
-from fairwind.engine.losses import cross_entropy, per_sample
+from fairwind.engine.losses import cross_entropy
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import Planner
@@ -34,7 +34,7 @@ from fairwind.engine.views import averaged, judge_views, views_of
 from fairwind.engine.workers import keep_memory, threads
 from fairwind.errors import InputError
 from fairwind.metrics import by_group, fairness, finite
-from fairwind.scores import Score, accuracy, as_scores
+from fairwind.scores import Score
 
 LONG = 10**7  # operations of a sample's forward pass
 
@@ -50,12 +50,11 @@ class Simulation:
         settings: Settings,
         *,
         loss: Any = cross_entropy,
-        score: Any = accuracy,
+        score: Any = None,
         ranks: Ranks = ALONE,
     ):
-        """`loss` and `score` as users give them: see `losses.per_sample` and `scores.as_scores`."""
+        """`loss` and `score` as users give them: see `Task`."""
         self.ranks, self.runs = ranks, list(runs)
-        self.scores = as_scores(score)
         self.settings = resolve(settings, ranks)
         check_runs(self.runs, self.settings, ranks)
         if not federation.test.any():
@@ -71,7 +70,8 @@ class Simulation:
             self.federation, s.solver, s.participation, s.clients_per_round, s.probe_samples
         )
         with self._threads(1):
-            self.plain = PlainModel(first, self.federation, per_sample(loss), self.scores)
+            self.plain = PlainModel(first, self.federation, loss, score, s.solver.batch_size)
+            self.scores = self.plain.judges
             rows = self.planner.participants * len(self.runs)
             self.choice = choose(first, self.plain, self.federation, self.settings, ranks, rows)
         self.settings = replace(self.settings, engine=self.choice.engine)

@@ -15,6 +15,7 @@ from fairwind.contract import Report
 from fairwind.data.federation import Federation
 from fairwind.engine.backends import compile_steps, seconds
 from fairwind.engine.cutting import PROBES, Cutter, Kind
+from fairwind.engine.evaluate import split
 from fairwind.engine.executor import Outcome, Run, over_ranks
 from fairwind.engine.further import Further, MeanGradient, Trained
 from fairwind.engine.graphs import Graphs, out_of_memory, recording
@@ -273,12 +274,22 @@ class Stacked:
     ) -> tuple[Tensor, Tensor, dict[int, tuple[Tensor, Tensor]]]:
         """Each row's mean loss, and its gradient's norm if the probe needs it; and sums of gradients."""
         rows = self._work(chunk, workspaces[kind], models)
-        summed, size = rows.loss.double(), chunk.size
+        summed, divisor = rows.loss.double(), self._divisor(chunk)
         if not rows.kept:
-            return summed / size, summed * torch.nan, {}
+            return summed / divisor, summed * torch.nan, {}
         sums = self.model.layout.as_matrices(rows.kept[0])
         norm = norms(sums)
-        return summed / size, norm / size, self.further.gradients(chunk, sums, norm)
+        return summed / divisor, norm / divisor, self.further.gradients(chunk, sums, norm, divisor)
+
+    def _divisor(self, chunk: Chunk) -> Tensor:
+        """What the summed losses of rows (n,) are divided by."""
+        weights, brought = self.model.sample_weights, chunk.selection.brought
+        if weights is not None:
+            assert self.keys is not None
+            if brought is not None:  # these clients were copied to the device, one after another
+                weights = weights[split(self.federation, "train")[1](brought)]
+            weights = chunk.sums(weights, chunk.selection.order(*self.keys))
+        return self.model.loss.divisors(chunk.size, weights)
 
     def _report(self, chunk: Chunk, loss0: Tensor) -> Report:
         """The rows' reports without the results of training."""

@@ -17,7 +17,6 @@ from fairwind.engine.choice import choose
 from fairwind.engine.evaluate import client_scores, split
 from fairwind.engine.executor import Executor, Outcome, Run
 from fairwind.engine.loop import Loop
-from fairwind.engine.losses import per_sample
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import Planner
@@ -40,7 +39,6 @@ from fairwind.exchange.message import (
     report_form,
     sums_form,
 )
-from fairwind.scores import as_scores
 from fairwind.task import Task
 
 
@@ -90,11 +88,11 @@ class LocalClient:
         own = only(task.federation, client or 0)
         dtype = next((p.dtype for p in module.parameters() if p.requires_grad), torch.float32)
         self.federation = placed(replace(own, inputs=cast(own.inputs, dtype)), self.settings)
-        self.scores = as_scores(task.score)
+        size = self.settings.solver.batch_size
         with self._threads(1):
-            self.plain = PlainModel(module, self.federation, per_sample(task.loss), self.scores)
+            self.plain = PlainModel(module, self.federation, task.loss, task.score, size)
             self.choice = choose(module, self.plain, self.federation, self.settings, ALONE, rows=1)
-        self.layout = self.plain.layout
+        self.layout, self.scores = self.plain.layout, self.plain.judges
         self.form = report_form(self.layout, algorithm.probe)
         self.sums_form = sums_form(self.layout, self.algorithm)
         self.executor = self._executor()

@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fairwind.data.samples import cast
+from fairwind.engine.plain import PlainModel
 from fairwind.exchange.message import RefusedError
 from fairwind.metrics import fairness, finite
-from fairwind.scores import Score
+from fairwind.scores import Score, as_scores
+from fairwind.task import Task
 
 LIMIT = 200_000  # scores that are kept of earlier rounds; beyond, every second round is dropped, and so on
 
@@ -21,6 +25,15 @@ class Judged(NamedTuple):
     train_size: int
     loss: float
     scores: dict[str, float]  # by name; accuracies in percent
+
+
+def scores_of(task: Task, module: nn.Module) -> tuple[Score, ...]:
+    """The scores of a task with this model: those asked for, or the one that follows from its loss."""
+    if task.score is not None:
+        return as_scores(task.score)
+    dtype = next((p.dtype for p in module.parameters() if p.requires_grad), torch.float32)
+    federation = replace(task.federation, inputs=cast(task.federation.inputs, dtype))
+    return PlainModel(module, federation, task.loss).judges
 
 
 def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:

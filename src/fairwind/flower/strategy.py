@@ -17,7 +17,7 @@ from fairwind.engine.settings import Model
 from fairwind.engine.workers import keep_memory
 from fairwind.errors import first_line, whole
 from fairwind.exchange.bounds import Bounds
-from fairwind.exchange.evaluation import Evaluations, Judged, check_judged
+from fairwind.exchange.evaluation import Evaluations, Judged, check_judged, scores_of
 from fairwind.exchange.message import RefusedError, Reply, Sends
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun, owner_of
@@ -59,13 +59,13 @@ class AlgorithmStrategy(Strategy):
         whole(1, eval_every=eval_every)
         self.algorithm = algorithms.build(algorithm) if isinstance(algorithm, str) else algorithm
         self.task = model.name if isinstance(model, Task) else "a federation on Flower"
-        score = model.score if isinstance(model, Task) else score
         self.module: nn.Module = build(model.model if isinstance(model, Task) else model, seed)
+        scores = scores_of(model, self.module) if isinstance(model, Task) else as_scores(score)
         self.layout, self.seed = Layout.of(self.module), seed
         x = self.layout.flatten(self.module)
         own: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy}
         self.aggregator = Aggregator(self.algorithm, self.layout, x, **own)
-        self.evaluations = Evaluations(as_scores(score), self.algorithm.name or "own", seed)
+        self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed)
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
         self.eval_every = eval_every
         self.out = None if out is None else Path(out)

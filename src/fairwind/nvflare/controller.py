@@ -11,13 +11,12 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 from fairwind.counter import PARTICIPATE, fold, mix
 from fairwind.errors import whole
 from fairwind.exchange.bounds import Bounds
-from fairwind.exchange.evaluation import Evaluations, check_judged
+from fairwind.exchange.evaluation import Evaluations, check_judged, scores_of
 from fairwind.exchange.message import RefusedError, Sends
 from fairwind.exchange.results import FederatedRun, owner_of
 from fairwind.nvflare.aggregator import AlgorithmAggregator
 from fairwind.nvflare.client import find_task
 from fairwind.nvflare.models import CLIENT, judged_of
-from fairwind.scores import as_scores
 
 
 class AlgorithmController(FedAvg):
@@ -59,7 +58,8 @@ class AlgorithmController(FedAvg):
         bounds = Bounds(**self.bounds) if self.bounds else None
         given: dict[str, Any] = {"seed": self.seed, "bounds": bounds, "sends": self.sends}
         self.aggregator = AlgorithmAggregator(task, self.algorithm, **given)
-        self.evaluations = Evaluations(as_scores(task.score), self.aggregator.label or "own", self.seed)
+        scores = scores_of(task, self.aggregator.module)
+        self.evaluations = Evaluations(scores, self.aggregator.label or "own", self.seed)
         trained = self.aggregator.server, self.evaluations
         owner = owner_of(*trained, task=task.name, clients_per_round=self.clients_per_round)
         self.kept = None if self.out is None else FederatedRun(Path(self.out), owner, *trained)

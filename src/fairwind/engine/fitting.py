@@ -1,0 +1,236 @@
+"""Fits a user's loss to a model's outputs and the targets, or refuses it."""
+
+import hashlib
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairwind.data.federation import Federation
+from fairwind.data.samples import hash_into, mapped, take, tensors
+from fairwind.engine.losses import IGNORED, Loss, cross_entropy
+from fairwind.engine.modules import read
+from fairwind.engine.torch_losses import CLASSES, as_module, entropy_loss, fitted, is_known
+from fairwind.errors import InputError, first_line
+from fairwind.reading import class_axis, first_output
+
+NUMBERS = 1 << 22  # of outputs that are looked at together
+BINARY = nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss
+
+
+def check_loss(loss: Any) -> None:
+    """Refuses what cannot be a loss, whatever the model."""
+    if loss == "model":
+        return
+    if not callable(loss):
+        raise InputError(
+            f"{loss!r} is not a loss: give a function of outputs and targets, one of PyTorch's, or 'model' "
+            "for a model that computes its own"
+        )
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        raise InputError(
+            f"the loss {type(loss).__name__} has parameters, which would not be trained: make it a part of "
+            "the model, and let the model return the loss (loss='model')"
+        )
+    as_module(loss)
+
+
+def loss_name(loss: Any) -> str:
+    """The name of a loss, with options that are not PyTorch's defaults."""
+    if isinstance(loss, str):
+        return loss
+    module = as_module(loss)
+    if not is_known(module):
+        return getattr(loss, "__name__", type(loss).__name__)
+    usual = type(module)()
+    options = [
+        f"{name}={getattr(value, '__name__', value)}"
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training" and value != getattr(usual, name)
+    ]
+    options += [f"{name}={_digest(value)}" for name, value in module.named_buffers()]
+    return f"{type(module).__name__}({', '.join(options)})" if options else type(module).__name__
+
+
+def _digest(value: Tensor) -> str:
+    seen = hashlib.sha256()
+    hash_into(seen, [value])
+    return seen.hexdigest()[:12]
+
+
+def fit_loss(loss: Any, raw: Any, targets: Any, federation: Federation, batch_size: int) -> Loss:
+    """The loss for this model, given its outputs for a few samples and their targets."""
+    check_loss(loss)
+    if loss == "model":
+        _own_loss(raw, targets)
+        return Loss("model", _own_loss, "batch", batch_size=batch_size, own=True)
+    outputs, given = read(raw), as_module(loss)
+    known = is_known(given)
+    if loss is cross_entropy or (known and isinstance(given, CLASSES)):
+        check_labels(federation, outputs, given)
+    elif known and isinstance(given, BINARY):
+        check_binary(federation)
+    if loss is cross_entropy:
+        assert isinstance(federation.targets, Tensor)
+        usual, first = nn.CrossEntropyLoss(), first_output(outputs)
+        return entropy_loss(usual, first, federation.targets, name="cross_entropy", second=False)
+    if known:
+        return fitted(given, outputs, federation.targets, federation.device)
+    return _of_user(given, outputs, targets, batch_size)
+
+
+def _own_loss(raw: Any, targets: Any) -> Tensor:
+    loss = getattr(raw, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise InputError(
+            f"loss='model', but the model's output, a {type(raw).__name__}, has no loss: let it return an "
+            "object with `loss` and `logits` (give it the labels as an input), or give another loss"
+        )
+    return loss
+
+
+def _of_user(loss: Any, outputs: Any, targets: Any, batch_size: int) -> Loss:
+    """A user's function: it returns losses of samples (B,), a pair of those and weights, or one number."""
+    name = loss_name(loss)
+    if _takes_mask(loss):
+        return Loss(name, loss, "batch", masked=True, batch_size=batch_size)
+    samples = len(tensors(targets)[0])
+    found = loss(outputs, targets)
+    if isinstance(found, tuple | list) and len(found) == 2:
+        shapes = [tuple(each.shape) for each in found]
+        if shapes != [(samples,)] * 2:
+            raise InputError(
+                f"the loss returns a pair of shapes {shapes} for {samples} samples: give each sample's sum "
+                "(B,) and what it adds to the divisor (B,)"
+            )
+        _check_weights(loss, outputs, targets, found[1])
+        return Loss(name, loss, weighted=True, score=None)
+    if not isinstance(found, Tensor):
+        raise InputError(f"the loss returns a {type(found).__name__}, not a tensor")
+    _check_broadcast(loss, outputs, targets, found)
+    if found.dim() == 0:
+        return Loss(name, loss, "batch", batch_size=batch_size)
+    if tuple(found.shape) != (samples,):
+        raise InputError(
+            f"the loss is not one number per sample but {tuple(found.shape)} for {samples}; let it return "
+            "the losses of a batch (B,), as with reduction='none', or one number for the batch"
+        )
+    if _mixes(loss, outputs, targets, found):
+        return Loss(name, loss, "batch", batch_size=batch_size)
+    return Loss(name, loss)
+
+
+def _takes_mask(loss: Any) -> bool:
+    try:
+        return "mask" in inspect.signature(loss).parameters
+    except (TypeError, ValueError):  # of a builtin
+        return False
+
+
+def _mixes(loss: Any, outputs: Any, targets: Any, together: Tensor) -> bool:
+    """Whether a sample's loss depends on the others of its batch."""
+    count = len(together)
+    if any(len(t) != count for t in tensors(outputs)):
+        return False  # outputs that are not (B, …) cannot be divided
+    for i in range(count):
+        one = slice(i, i + 1)
+        alone = loss(take(outputs, one), take(targets, one))
+        if not torch.allclose(together[one], alone.reshape(1), rtol=1e-3, atol=1e-5, equal_nan=True):
+            return True
+    return False
+
+
+def _check_broadcast(loss: Any, outputs: Any, targets: Any, found: Tensor) -> None:
+    """Refuses outputs (B, 1) beside targets (B,), which broadcast to (B, B), where that changes the loss."""
+    predicted = outputs[0] if isinstance(outputs, tuple | list) else outputs
+    if not (isinstance(predicted, Tensor) and isinstance(targets, Tensor) and isinstance(outputs, Tensor)):
+        return
+    if predicted.shape == targets.shape or predicted.numel() != targets.numel():
+        return
+    try:
+        same = loss(outputs, targets.reshape(predicted.shape))
+        agrees = same.numel() == found.numel() and torch.allclose(
+            same.reshape(-1), found.reshape(-1), rtol=1e-3, atol=1e-5, equal_nan=True
+        )
+    except Exception:  # whatever a user's loss makes of that shape: it needs the one it was given
+        return
+    if not agrees:
+        one, other = tuple(predicted.shape[1:]), tuple(targets.shape[1:])
+        raise InputError(
+            f"outputs have shape {('B', *one)} and targets {('B', *other)}: the loss broadcasts them, and "
+            "compares every output with every target. Let both have one shape: outputs.squeeze(-1) in the "
+            "model or loss, or targets of shape (B, 1)".replace("'B'", "B")
+        )
+
+
+def _check_weights(loss: Any, outputs: Any, targets: Any, weights: Tensor) -> None:
+    """Refuses divisors that depend on the outputs: a client's are added up before it trains."""
+    moved = mapped(lambda t: t.detach() + 1 if t.is_floating_point() else t, outputs)
+    if weights.requires_grad or not torch.equal(loss(moved, targets)[1], weights):
+        raise InputError("the loss returns sums and divisors, but its divisors depend on the outputs")
+
+
+def sample_weights(loss: Loss, outputs: Any, federation: Federation) -> Tensor | None:
+    """What every sample (M,) adds to the divisor of a mean loss, if samples count differently."""
+    if not loss.weighted:
+        return None
+    parts = []
+    numbers = sum(t[0].numel() for t in tensors(outputs))
+    step = max(1, NUMBERS // numbers)
+    for begin in range(0, federation.samples, step):
+        _, targets = federation.at(slice(begin, min(begin + step, federation.samples)))
+        count = len(tensors(targets)[0])
+        # A divisor depends on the targets only: any outputs of the right shape serve.
+        like = take(outputs, torch.zeros(count, dtype=torch.int64))
+        parts.append(loss.function(like, targets)[1].detach())
+    return torch.cat(parts).double()
+
+
+def client_of(federation: Federation, sample: int) -> str:
+    """The name of the client that has a sample."""
+    return federation.names[int((federation.start <= sample).sum()) - 1]
+
+
+def check_binary(federation: Federation) -> None:
+    """Refuses targets outside [0, 1], for which binary cross-entropy has no lower bound."""
+    targets = federation.targets
+    if not isinstance(targets, Tensor):
+        raise InputError("targets are several tensors; binary cross-entropy needs one (or give another loss)")
+    wrong = ((targets < 0) | (targets > 1)).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        raise InputError(
+            f"client {client_of(federation, at[0])!r} has target {float(targets[at]):g}, but binary "
+            "cross-entropy needs targets from 0 to 1"
+        )
+
+
+def check_labels(federation: Federation, outputs: Any, module: Any) -> None:
+    """Refuses labels that cross-entropy cannot compare with the outputs."""
+    labels = federation.targets
+    if not isinstance(labels, Tensor):
+        raise InputError(
+            "targets are several tensors; cross-entropy needs class labels (or give another loss)"
+        )
+    logits = first_output(outputs)
+    if labels.is_floating_point():
+        if isinstance(module, nn.CrossEntropyLoss) and labels.shape[1:] == logits.shape[1:]:
+            return  # probabilities of classes
+        raise InputError("targets are not integers; cross-entropy needs class labels (or give another loss)")
+    try:
+        axis = class_axis(logits, labels[: len(logits)], second=isinstance(module, CLASSES))
+    except InputError as error:
+        single = logits.shape[1:].numel() == labels.shape[1:].numel()
+        remedy = "for one output per label take nn.BCEWithLogitsLoss()" if single else "or give another loss"
+        raise InputError(f"{first_line(error)} ({remedy})") from None
+    classes, ignored = logits.shape[axis], getattr(module, "ignore_index", IGNORED)
+    wrong = (((labels < 0) | (labels >= classes)) & (labels != ignored)).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        client = client_of(federation, at[0])
+        one = "; for one output take nn.BCEWithLogitsLoss()" if classes == 1 else ""
+        raise InputError(
+            f"client {client!r} has label {int(labels[at])}, but the model has {classes} outputs: "
+            f"labels must be 0 to {classes - 1}{one}"
+        )
