@@ -227,7 +227,7 @@ def first(function: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
 
 
 def squeezed(loss: Any) -> Callable[[Any, Any], Tensor]:
-    return lambda outputs, targets: loss(outputs.squeeze(-1), targets.double())
+    return lambda outputs, targets: loss(outputs.reshape(targets.shape), targets.double())
 
 
 segmented = lambda: nn.Conv2d(1, CLASSES, 1).double()  # noqa: E731
@@ -268,7 +268,8 @@ CASES = [
     case("logits", nn.BCEWithLogitsLoss(), linear(), several_labels),
     case("logits, weights", nn.BCEWithLogitsLoss(weight=WEIGHT, pos_weight=2 * WEIGHT), linear(),
          several_labels),
-    case("logits, summed", nn.BCEWithLogitsLoss(reduction="sum", pos_weight=WEIGHT), linear(), several_labels),
+    case("logits, summed", nn.BCEWithLogitsLoss(reduction="sum", pos_weight=WEIGHT), linear(),
+         several_labels),
     case("probabilities", nn.BCELoss(), shares, several_labels),
     case("probabilities, weights", nn.BCELoss(weight=WEIGHT), shares, several_labels),
     case("squares", nn.MSELoss(), linear(), regression),
@@ -286,15 +287,18 @@ CASES = [
     case("divergence, logarithms", nn.KLDivLoss(log_target=True), logarithms,
          lambda n: (numbers(n, FEATURES), numbers(n, CLASSES).log_softmax(1))),
     case("gaussian", nn.GaussianNLLLoss(full=True), gaussian, regression,
-         lambda o, t: nn.GaussianNLLLoss(full=True)(o[0], t, o[1])),
+         lambda o, t: nn.GaussianNLLLoss(full=True)(o[0], t, o[1]), stacks=False),
     case("margin of classes", nn.MultiMarginLoss(), linear(), labelled),
-    case("margin of classes, options", nn.MultiMarginLoss(p=2, margin=0.5, weight=WEIGHT), linear(), labelled),
+    case("margin of classes, options", nn.MultiMarginLoss(p=2, margin=0.5, weight=WEIGHT), linear(),
+         labelled),
     case("margin of sets", nn.MultiLabelMarginLoss(), linear(), sets),
     case("soft margin of labels", nn.MultiLabelSoftMarginLoss(weight=WEIGHT), linear(), several_labels),
     case("soft margin", nn.SoftMarginLoss(), linear(), signs),
     case("hinge", nn.HingeEmbeddingLoss(margin=0.5), linear(), signs),
-    case("cosine", nn.CosineEmbeddingLoss(margin=0.1), two_thirds, one_sign, first(nn.CosineEmbeddingLoss(0.1))),
-    case("ranking of pairs", nn.MarginRankingLoss(margin=0.2), pair, one_sign, first(nn.MarginRankingLoss(0.2))),
+    case("cosine", nn.CosineEmbeddingLoss(margin=0.1), two_thirds, one_sign,
+         first(nn.CosineEmbeddingLoss(0.1))),
+    case("ranking of pairs", nn.MarginRankingLoss(margin=0.2), pair, one_sign,
+         first(nn.MarginRankingLoss(0.2))),
     case("triplets", nn.TripletMarginLoss(margin=0.7, swap=True), three, one_sign,
          lambda o, t: nn.TripletMarginLoss(margin=0.7, swap=True)(*o)),
     case("triplets, distance", triplet_distance, three, one_sign, lambda o, t: triplet_distance(*o)),

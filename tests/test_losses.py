@@ -1,5 +1,8 @@
 """Losses against PyTorch: training, probes and test losses are those of a hand-written loop."""
 
+import inspect
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,7 @@ from conftest import DEVICE
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.aggregation import contribute
 from fairwind.contract import Algorithm, Report
-from fairwind.data.samples import take, tensors
+from fairwind.data.samples import take
 from fairwind.engine.executor import Run
 from fairwind.engine.modules import call
 from fairwind.engine.simulation import Simulation
@@ -27,20 +30,14 @@ def federation_of(case: Case) -> Federation:
     return Federation.from_clients(clients, train=0.7)
 
 
-def simulation_of(case: Case, engine: str, batch_size: int, **more: object) -> Simulation:
+def simulation_of(
+    case: Case, engine: str, batch_size: int, names: Sequence[str] = ("adafedadam:lr=0.02",), **more: object
+) -> Simulation:
     torch.manual_seed(1)
-    model, algorithm = case.model(), algorithms.build("adafedadam:lr=0.02")
-    settings = Settings(
-        rounds=2,
-        eval_every=2,
-        solver=Solver(lr=LR, batch_size=batch_size, epochs=2),
-        engine=engine,
-        compile="off",
-        device=DEVICE,
-        workers=1,
-        **more,
-    )
-    runs = [Run("adafedadam", algorithm, 0)]
+    model, solver = case.model(), Solver(lr=LR, batch_size=batch_size, epochs=2)
+    own = {"engine": engine, "compile": "off", "device": DEVICE, "workers": 1} | more
+    settings = Settings(rounds=2, eval_every=2, solver=solver, **own)
+    runs = [Run(name, algorithms.build(name), 0) for name in names]
     return Simulation(model, federation_of(case), runs, settings, loss=case.loss)
 
 
@@ -55,13 +52,13 @@ class ByHand:
         self.algorithm: Algorithm = simulation.runs[0].algorithm
         self.x = self.flat()
         self.state = self.algorithm.init(self.x)
-        self.loss0 = [float(self.loss(self.training(k))) for k in range(len(SIZES))]
+        self.loss0 = [self.loss(self.training(k)).item() for k in range(len(SIZES))]
 
     def flat(self) -> Tensor:
         return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
 
     def load(self, x: Tensor) -> None:
-        nn.utils.vector_to_parameters(x, self.model.parameters())
+        nn.utils.vector_to_parameters(x.clone(), self.model.parameters())
 
     def training(self, k: int) -> Tensor:
         return self.federation.start[k] + torch.arange(int(self.federation.train[k]))
@@ -74,7 +71,9 @@ class ByHand:
         targets = take(self.federation.targets, samples)
         outputs = call(self.model, take(self.federation.inputs, samples))
         found = self.case.by_hand(outputs, targets)
-        return torch.zeros_like(found) * found if found.isnan() else found  # nothing counts: 0/0 in PyTorch
+        if found.isnan():  # no label counts, and PyTorch divides 0 by 0
+            return 0 * sum(p.sum() for p in self.model.parameters())
+        return found
 
     def loss(self, samples: Tensor) -> Tensor:
         """Of all samples together, or the mean over batches if the loss is one of whole batches."""
@@ -96,14 +95,14 @@ class ByHand:
                 for batch in epoch.split(self.size):
                     optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
                     optimizer.zero_grad()
-                    value = self.of_batch(batch)
-                    if not value.isnan():
-                        value.backward()
-                        optimizer.step()
+                    self.of_batch(batch).backward()
+                    optimizer.step()
                     steps += 1
             updates.append(self.x - self.flat())
             numbers = plan.size[k], steps, LR, updates[-1].norm(), loss, self.loss0[k], norm
-            reports.append(torch.tensor([float(n) for n in numbers]).double())
+            reports.append(
+                torch.tensor([n.item() if isinstance(n, Tensor) else n for n in numbers], dtype=torch.float64)
+            )
         report = Report(*torch.stack(reports).T)
         part, _ = contribute(self.algorithm, report)
         total = part.coef @ torch.stack(updates)
@@ -111,6 +110,8 @@ class ByHand:
         self.x, self.state = self.algorithm.server(self.x, self.state, total, sums)
 
 
+@pytest.mark.filterwarnings("ignore:reduction")  # PyTorch's advice on KLDivLoss
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # rows one after another in that operation
 @pytest.mark.parametrize("batch_size", [64, 4], ids=["full", "padded"])
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_training_is_that_of_a_hand_written_loop(case: Case, batch_size: int) -> None:
@@ -121,7 +122,7 @@ def test_training_is_that_of_a_hand_written_loop(case: Case, batch_size: int) ->
     for simulation in found.values():
         simulation.start()
         torch.testing.assert_close(
-            simulation.loss0[0].cpu(), torch.tensor(hand.loss0).double(), rtol=1e-9, atol=1e-12
+            simulation.loss0[0].cpu(), torch.tensor(hand.loss0, dtype=torch.float64), rtol=1e-9, atol=1e-12
         )
     for round in range(2):
         hand.round(round)
@@ -133,7 +134,7 @@ def test_training_is_that_of_a_hand_written_loop(case: Case, batch_size: int) ->
     hand.load(hand.x)
     tested = [k for k in range(len(SIZES)) if hand.federation.test[k]]
     with torch.no_grad():
-        losses = torch.tensor([float(hand.loss(hand.testing(k))) for k in tested]).double()
+        losses = torch.tensor([float(hand.loss(hand.testing(k))) for k in tested], dtype=torch.float64)
     for simulation in found.values():
         judged = simulation.loss[0, tested]
         counted = ~judged.isnan()
@@ -142,6 +143,7 @@ def test_training_is_that_of_a_hand_written_loop(case: Case, batch_size: int) ->
     assert not found["loop"].choice.stacked
 
 
+@pytest.mark.filterwarnings("ignore:reduction")
 @pytest.mark.parametrize("case", [case for case in CASES if not case.stacks], ids=lambda case: case.name)
 def test_what_cannot_be_padded_trains_one_client_after_another(case: Case) -> None:
     chosen = simulation_of(case, "auto", 4).choice
@@ -149,13 +151,38 @@ def test_what_cannot_be_padded_trains_one_client_after_another(case: Case) -> No
     assert "cannot be stacked" in chosen.why
 
 
+UNEQUAL = [
+    case for case in CASES if case.name in ("tags, weights", "logits, summed", "own: tokens", "own: hazards")
+]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"probe_samples": 5}, {"probe_samples": 5, "data_on": "host"}], ids=str
+)
+@pytest.mark.parametrize("case", UNEQUAL, ids=lambda case: case.name)
+def test_executors_agree_on_unequal_samples(case: Case, options: dict[str, object]) -> None:
+    names = "adafedadam", "qfedavg", "mime", "ditto", "propfair"
+    stacked, loop = (simulation_of(case, engine, 4, names, **options) for engine in ("stacked", "loop"))
+    for simulation in (stacked, loop):
+        simulation.run()
+    torch.testing.assert_close(stacked.x, loop.x, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(stacked.loss, loop.loss, rtol=1e-9, atol=1e-11, equal_nan=True)
+    torch.testing.assert_close(stacked.score, loop.score, rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert len(stacked.views) == len(names) + 1  # Ditto's personal models
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.parametrize("case", [case for case in CASES if case.stacks], ids=lambda case: case.name)
+def test_compiled_steps_have_the_same_losses(case: Case) -> None:
+    compiled, plain = (simulation_of(case, "stacked", 4, compile=switch) for switch in ("on", "off"))
+    for simulation in (compiled, plain):
+        simulation.run()
+    torch.testing.assert_close(compiled.x, plain.x, rtol=1e-8, atol=1e-10)
+
+
 def test_every_loss_of_pytorch_is_in_the_battery() -> None:
-    tried = {type(case.loss) for case in CASES}
-    left = (
-        {nn.AdaptiveLogSoftmaxWithLoss, nn.LinearCrossEntropyLoss}
-        if hasattr(nn, "LinearCrossEntropyLoss")
-        else {nn.AdaptiveLogSoftmaxWithLoss}
-    )
-    known = {getattr(nn, name) for name in dir(nn) if name.endswith("Loss")}
-    assert known - tried - left == {nn.NLLLoss2d} & known
-    assert tensors(CASES[0].data(3))[0].dtype == torch.float64
+    every = {getattr(nn, name) for name in dir(nn) if name.endswith("Loss")}
+    with_parameters = {each for each in every if "in_features" in inspect.signature(each).parameters}
+    assert len(with_parameters) in (1, 2)  # these are layers, and refused as losses
+    assert every - with_parameters <= {type(case.loss) for case in CASES}

@@ -11,7 +11,7 @@ from fairwind.data.federation import Federation
 from fairwind.engine.losses import Loss
 from fairwind.engine.ragged import chunks
 from fairwind.engine.ranks import ALONE, Ranks
-from fairwind.scores import Score
+from fairwind.scores import Score, segment_sums
 
 # Approximate size of the activations of one batch, over all models
 NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
@@ -26,6 +26,7 @@ class Scorer(Protocol):
     stacks: bool  # whether it holds the activations of all models at once
     loss: Loss
     judges: tuple[Score, ...]
+    sample_weights: Tensor | None  # what samples add to the divisor of a mean loss, if not 1
 
     def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
@@ -56,6 +57,19 @@ def client_scores(
             values = torch.cat(each, dim=1)
             of_clients[:, clients.to(x.device)] = score.of_clients(values, sizes[clients])
     return tuple(ranks.sum(*found))
+
+
+def training_losses(model: Scorer, federation: Federation, x: Tensor, ranks: Ranks = ALONE) -> Tensor:
+    """F_k of every client under each model x (R, P), over its training samples: (R, K).
+
+    It is 0 for a client without labels that count, as in its probes.
+    """
+    sizes, pick = split(federation, "train")
+    losses = client_scores(model, federation, x, sizes, pick, ranks)[0]
+    if model.sample_weights is None:
+        return losses
+    weights = model.sample_weights[pick(torch.arange(len(sizes)))]
+    return torch.where(segment_sums(weights[None, :, None], sizes)[..., 0] > 0, losses, 0)
 
 
 def _batches(samples: Tensor, sizes: Tensor, loss: Loss, limit: int) -> Sequence[Tensor]:

@@ -2,10 +2,14 @@
 
 import hashlib
 import inspect
+import itertools
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import hash_into, mapped, take, tensors
@@ -92,11 +96,15 @@ def _own_loss(raw: Any, targets: Any) -> Tensor:
 
 def _of_user(loss: Any, outputs: Any, targets: Any, batch_size: int) -> Loss:
     """A user's function: it returns losses of samples (B,), a pair of those and weights, or one number."""
-    name = loss_name(loss)
-    if _takes_mask(loss):
+    name, samples = loss_name(loss), len(tensors(targets)[0])
+    masked = _takes_mask(loss)
+    every = torch.ones(samples, dtype=torch.bool, device=tensors(targets)[0].device)
+    with _Broadcasts() as broadcasts:
+        found = loss(outputs, targets, mask=every) if masked else loss(outputs, targets)
+    broadcasts.refuse()
+    if masked:
+        _check_mask(loss, outputs, targets, every)
         return Loss(name, loss, "batch", masked=True, batch_size=batch_size)
-    samples = len(tensors(targets)[0])
-    found = loss(outputs, targets)
     if isinstance(found, tuple | list) and len(found) == 2:
         shapes = [tuple(each.shape) for each in found]
         if shapes != [(samples,)] * 2:
@@ -108,7 +116,6 @@ def _of_user(loss: Any, outputs: Any, targets: Any, batch_size: int) -> Loss:
         return Loss(name, loss, weighted=True, score=None)
     if not isinstance(found, Tensor):
         raise InputError(f"the loss returns a {type(found).__name__}, not a tensor")
-    _check_broadcast(loss, outputs, targets, found)
     if found.dim() == 0:
         return Loss(name, loss, "batch", batch_size=batch_size)
     if tuple(found.shape) != (samples,):
@@ -141,27 +148,54 @@ def _mixes(loss: Any, outputs: Any, targets: Any, together: Tensor) -> bool:
     return False
 
 
-def _check_broadcast(loss: Any, outputs: Any, targets: Any, found: Tensor) -> None:
-    """Refuses outputs (B, 1) beside targets (B,), which broadcast to (B, B), where that changes the loss."""
-    predicted = outputs[0] if isinstance(outputs, tuple | list) else outputs
-    if not (isinstance(predicted, Tensor) and isinstance(targets, Tensor) and isinstance(outputs, Tensor)):
+def _check_mask(loss: Any, outputs: Any, targets: Any, every: Tensor) -> None:
+    """Refuses a function that does not leave out the samples that are masked."""
+    if len(every) < 2:
         return
-    if predicted.shape == targets.shape or predicted.numel() != targets.numel():
-        return
-    try:
-        same = loss(outputs, targets.reshape(predicted.shape))
-        agrees = same.numel() == found.numel() and torch.allclose(
-            same.reshape(-1), found.reshape(-1), rtol=1e-3, atol=1e-5, equal_nan=True
-        )
-    except Exception:  # whatever a user's loss makes of that shape: it needs the one it was given
-        return
-    if not agrees:
-        one, other = tuple(predicted.shape[1:]), tuple(targets.shape[1:])
+    some, but_last = every.clone(), slice(0, len(every) - 1)
+    some[-1] = False
+    left_out = loss(outputs, targets, mask=some).mean()
+    without = loss(take(outputs, but_last), take(targets, but_last), mask=every[but_last]).mean()
+    if not torch.allclose(left_out, without, rtol=1e-3, atol=1e-5, equal_nan=True):
         raise InputError(
-            f"outputs have shape {('B', *one)} and targets {('B', *other)}: the loss broadcasts them, and "
-            "compares every output with every target. Let both have one shape: outputs.squeeze(-1) in the "
-            "model or loss, or targets of shape (B, 1)".replace("'B'", "B")
+            f"the loss takes a mask, but is {left_out.item():.4g} with a sample masked and "
+            f"{without.item():.4g} without that sample: it must leave out samples whose mask is false"
         )
+
+
+class _Broadcasts(TorchFunctionMode):
+    """Notices outputs (B, 1) beside targets (B,), which broadcast to (B, B)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = [each for each in args if isinstance(each, Tensor)]
+        for pair in itertools.pairwise(given):
+            # Only what comes from outputs has a gradient.
+            outputs, targets = sorted(pair, key=lambda t: not t.requires_grad)
+            unlike = outputs.requires_grad and not targets.requires_grad and outputs.shape != targets.shape
+            if unlike and outputs.numel() == targets.numel() and _enlarged(outputs, targets):
+                self.shapes = [str(("B", *t.shape[1:])).replace("'", "") for t in (outputs, targets)]
+        return func(*args, **(kwargs or {}))
+
+    def refuse(self) -> None:
+        if self.shapes:
+            raise InputError(
+                f"the loss broadcasts outputs {self.shapes[0]} with targets {self.shapes[1]}, and so "
+                "compares every output with every target. Let both have one shape: outputs.squeeze(-1) in "
+                "the model or in the loss, or targets of shape (B, 1)"
+            )
+
+
+def _enlarged(one: Tensor, other: Tensor) -> bool:
+    try:
+        return math.prod(np.broadcast_shapes(one.shape, other.shape)) > one.numel()
+    except ValueError:  # they do not broadcast
+        return False
 
 
 def _check_weights(loss: Any, outputs: Any, targets: Any, weights: Tensor) -> None:

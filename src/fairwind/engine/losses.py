@@ -111,7 +111,7 @@ class Loss:
             mask = torch.ones(self._samples(targets), dtype=torch.bool, device=device)
         # Without any sample, a user's function may divide by zero, and its gradient would not be finite.
         some = mask.any()
-        return torch.where(some, self.function(outputs, targets, mask | ~some).mean(), 0)
+        return torch.where(some, self.function(outputs, targets, mask=mask | ~some).mean(), 0)
 
     def _terms(self, outputs: Any, targets: Any) -> Terms:
         found = self.function(outputs, targets)

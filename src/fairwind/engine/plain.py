@@ -198,7 +198,8 @@ class PlainModel:
         with torch.random.fork_rng(devices), torch.enable_grad():
             raw = call(self.module, some[0])
             self.loss = fit_loss(loss, raw, some[1], federation, batch_size)
-            self.judges = fit_scores(score, self.loss, raw, some[1], federation.targets)
+            with torch.no_grad():
+                self.judges = fit_scores(score, self.loss, raw, some[1], federation.targets)
             self.sample_weights = sample_weights(self.loss, read(raw), federation)
         self.train()
         inputs, targets = federation.at(slice(0, 1))

@@ -84,13 +84,8 @@ def _check(score: Score, loss: Loss, outputs: Any, targets: Any, every_target: A
     shape = tuple(found.shape)
     if shape[:1] != (samples,) or len(shape) > (2 if score.per_client or score.reads else 1):
         raise InputError(f"the score {score.name!r} is not one number per sample but {shape} for {samples}")
-    if score.kind == "accuracy" and score.reads is None and bool(((found < 0) | (found > 1)).any()):
-        raise InputError(
-            f"the score {score.name!r} is an accuracy, but gives {float(found.max()):.4g} for a sample: it "
-            "must be from 0 to 1"
-        )
-    if score.kind == "accuracy":
-        _check_best(score, loss.reading, outputs, targets)
+    if score.kind == "accuracy" or score.name in OF_LABELS:
+        _check_best(score, loss.reading, outputs, targets, found)
 
 
 def _check_two_classes(outputs: Tensor, targets: Any, every_target: Any) -> None:
@@ -106,27 +101,33 @@ def _check_two_classes(outputs: Tensor, targets: Any, every_target: Any) -> None
         raise InputError(f"single outputs are for labels 0 and 1, and a target is {float(other[0]):g}")
 
 
-def _check_best(score: Score, reading: Reading, outputs: Any, targets: Any) -> None:
+def _check_best(score: Score, reading: Reading, outputs: Any, targets: Any, found: Tensor) -> None:
     """Whether right outputs, made from the targets, are scored as right: in the loss's reading, or in any."""
-    logits = outputs[0] if isinstance(outputs, tuple | list) else outputs
+    logits, own = outputs[0] if isinstance(outputs, tuple | list) else outputs, score.reads is None
     if not (isinstance(logits, Tensor) and isinstance(targets, Tensor)):
         return
-    reached = []
-    for right in _right_outputs(logits, targets, reading, only=score.reads is not None):
+    numbers, reached = [found], []
+    for right in _right_outputs(logits, targets, reading, only=not own):
         try:
             values = score.per_sample((right, *outputs[1:]) if logits is not outputs else right, targets)
         except Exception:  # whatever a user's score makes of outputs of that kind
             continue
-        reached.append(float(score.of_clients(values[None].cpu(), torch.tensor([len(targets)]))))
-    if not reached or any(value != value or value > 99.9 for value in reached):
+        numbers.append(values)
+        reached.append(score.of_clients(values[None].cpu(), torch.tensor([len(targets)])).item())
+    largest = max(values.max().item() for values in numbers)
+    if own and score.percent and largest > 1:
+        raise InputError(
+            f"the score {score.name!r} is an accuracy, but gives {largest:.4g} for a sample: it must be from "
+            "0 to 1"
+        )
+    best = 100 if score.percent else 1
+    if not reached or any(value != value or value > 0.999 * best for value in reached):
         return
-    what = f"the score {score.name!r} is {max(reached):.4g} % for outputs that are right"
-    if score.reads is None:
-        warnings.warn(f"{what}: does it read outputs ({kind(outputs)}) as the loss does?", stacklevel=2)
-        return
-    raise InputError(
-        f"{what}, on outputs ({kind(outputs)}) and targets ({kind(targets)}): take another score"
-    )
+    what = f"the score {score.name!r} is {max(reached):.4g} for outputs that are right, and not {best}"
+    given = f"outputs ({kind(outputs)}) and targets ({kind(targets)})"
+    if not own:
+        raise InputError(f"{what}, on {given}: take another score")
+    warnings.warn(f"{what}: does it read {given} as the loss does?", stacklevel=2)
 
 
 def _right_outputs(logits: Tensor, targets: Tensor, reading: Reading, *, only: bool) -> list[Tensor]:

@@ -18,7 +18,7 @@ from fairwind.engine.checks import build, check_room, check_runs, check_shapes, 
 from fairwind.engine.choice import choose
 from fairwind.engine.compiling import compiler_found
 from fairwind.engine.curves import Curves
-from fairwind.engine.evaluate import Scorer, client_scores, split
+from fairwind.engine.evaluate import Scorer, split, training_losses
 from fairwind.engine.executor import Executor, Outcome, Run
 from fairwind.engine.loop import Loop
 from fairwind.engine.losses import cross_entropy
@@ -135,10 +135,9 @@ class Simulation:
         for r in asking:
             first.setdefault(self.runs[r].seed, r)
         if first:
-            train = split(self.federation, "train")
             with products(self.settings.precision, self.x.device):
                 x = self.x[list(first.values())]
-                losses = client_scores(self._scorer, self.federation, x, *train, self.ranks)[0]
+                losses = training_losses(self._scorer, self.federation, x, self.ranks)
             for r in asking:
                 self.loss0[r] = losses[list(first).index(self.runs[r].seed)]
             self._check_losses(self.loss0)

@@ -1,7 +1,7 @@
 """A client of a real federation, which trains on its own data exactly as in the simulator."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, take
 from fairwind.engine.checks import build, check_runs, placed
 from fairwind.engine.choice import choose
-from fairwind.engine.evaluate import client_scores, split
+from fairwind.engine.evaluate import Scorer, client_scores, split, training_losses
 from fairwind.engine.executor import Executor, Outcome, Run
 from fairwind.engine.loop import Loop
 from fairwind.engine.memory import Memories
@@ -159,22 +159,27 @@ class LocalClient:
         return Reply(arrays, numbers)
 
     def loss(self, weights: Mapping[str, Any]) -> float:
-        """The mean loss over the training samples."""
-        return self._judge(weights, "train")[0]
+        """The loss of the training samples."""
+        with self._judging():
+            return float(training_losses(self._scorer, self.federation, self._received(weights)[None]))
 
     def evaluate(self, weights: Mapping[str, Any]) -> Judged:
         """Loss and scores of these weights on the client's test samples."""
-        loss, *found = self._judge(weights, "test")
+        x, test = self._received(weights)[None], split(self.federation, "test")
+        with self._judging():
+            loss, *found = map(float, client_scores(self._scorer, self.federation, x, *test))
         names = [score.name for score in self.scores]
         sizes = int(self.federation.test[0]), int(self.federation.train[0])
         return Judged(*sizes, loss, dict(zip(names, found, strict=True)))
 
-    def _judge(self, weights: Mapping[str, Any], part: str) -> list[float]:
-        x = self._received(weights)[None]
-        scorer = self.choice.stacked or self.plain
-        with self._threads(1), products(self.settings.precision, x.device):
-            found = client_scores(scorer, self.federation, x, *split(self.federation, part))
-        return [float(each) for each in found]
+    @property
+    def _scorer(self) -> Scorer:
+        return self.choice.stacked or self.plain
+
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        with self._threads(1), products(self.settings.precision, self.plain.start.device):
+            yield
 
     def _received(self, weights: Mapping[str, Any]) -> Tensor:
         return self.form.vector(weights)[0].to(self.plain.start)
