@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from conftest import CLASSES, DEVICE, FEATURES, make_model
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
+from fairwind.engine.losses import cross_entropy
 from fairwind.engine.ranks import join
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.steps import Rows, Step
@@ -25,9 +26,10 @@ def simulation(federation: Federation, names: list[str], seeds: list[int], **opt
     built = {name: algorithms.build(name) for name in names}
     runs = [Run(name, algorithm, seed) for name, algorithm in built.items() for seed in seeds]
     model = options.pop("model", make_model)
+    loss = options.pop("loss", cross_entropy)
     own = {"rounds": 6, "eval_every": 2, "compile": "off", "engine": "stacked", "device": DEVICE}
     own["workers"] = 1
-    made = Simulation(model, federation, runs, Settings(**own | options), ranks=join())
+    made = Simulation(model, federation, runs, Settings(**own | options), loss=loss, ranks=join())
     made.start()
     return made
 

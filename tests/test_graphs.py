@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import DEVICE
 from fairwind import Federation, algorithms
 from fairwind.contract import CohortAlgorithm, GramAlgorithm
+from fairwind.engine.losses import cross_entropy
 from fairwind.engine.simulation import Simulation
 from replay import Replayer
 from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation
@@ -18,10 +20,14 @@ def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairwind.counter.BY_NUMPY", ())
 
 
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, WEIGHTED], ids=["plain", "weighted"])
 @pytest.mark.parametrize("solver", ["sgd", "momentum", "nesterov", "decay"])
-def test_a_recorded_round_is_the_round(ragged: Federation, solver: str) -> None:
+def test_a_recorded_round_is_the_round(ragged: Federation, solver: str, loss: object) -> None:
     """What a GPU replays: a round whose order of samples, models and states are new, on the same memory."""
-    options = {"solver": SOLVERS[solver], "probe_samples": 6 if solver == "momentum" else None}
+    options = {"loss": loss, "solver": SOLVERS[solver], "probe_samples": 6 if solver == "momentum" else None}
     names = [name for name, build in algorithms.REGISTRY.items() if not isinstance(build(), SEEING)]
     plain, recorded, replayer = recorded_pair(ragged, names, **options)
     for s in (plain, recorded):

@@ -1,5 +1,6 @@
 """Fits a user's loss to a model's outputs and the targets, or refuses it."""
 
+import copy
 import hashlib
 import inspect
 import itertools
@@ -81,6 +82,8 @@ def fit_loss(loss: Any, raw: Any, targets: Any, federation: Federation, batch_si
         return entropy_loss(usual, first, federation.targets, name="cross_entropy", second=False)
     if known:
         return fitted(given, outputs, federation.targets, federation.device)
+    if isinstance(given, nn.Module):  # its buffers go along
+        given = copy.deepcopy(given).to(federation.device)
     return _of_user(given, outputs, targets, batch_size)
 
 
