@@ -18,7 +18,7 @@ def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairwind.counter.BY_NUMPY", ())
 
 
-@pytest.mark.parametrize("solver", ["sgd", "momentum", "nesterov", "decay"])
+@pytest.mark.parametrize("solver", ["sgd", "momentum", "nesterov", "decay", "steps"])
 def test_a_recorded_round_is_the_round(ragged: Federation, solver: str) -> None:
     """What a GPU replays: a round whose order of samples, models and states are new, on the same memory."""
     options = {"solver": SOLVERS[solver], "probe_samples": 6 if solver == "momentum" else None}

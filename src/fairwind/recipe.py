@@ -202,7 +202,7 @@ def _changed(given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """The options that turn a task's own settings into those given."""
     local, own_local = given.pop("solver"), own.pop("solver")
     changed = {k: v for k, v in given.items() if v != own[k] and k not in MACHINE}
-    changed |= {k: v for k, v in local.items() if v != own_local[k]}
+    changed |= {k: v for k, v in local.items() if v != own_local[k] and v is not None}
     if {"optimizer", "momentum", "nesterov"} & set(changed):
         kind = local["optimizer"]
         if kind == "sgd" and local["momentum"]:
@@ -235,8 +235,9 @@ def changed_settings(own: Solver, own_rounds: int, **changes: Any) -> Settings:
     if named is not None and named not in SOLVERS:
         raise unknown("solver", str(named), SOLVERS)
     local = {name: changes.pop(name) for name in solver_fields if name in changes}
-    if isinstance(local.get("epochs"), list):
-        local["epochs"] = tuple(local["epochs"])
+    for one, other in (("epochs", "steps"), ("steps", "epochs")):
+        if one in local:  # replaces the task's own
+            local.setdefault(other, None)
     for name in ("lr", "momentum", "weight_decay"):
         if isinstance(local.get(name), int):
             local[name] = float(local[name])
