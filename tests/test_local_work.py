@@ -106,7 +106,8 @@ def test_steps_go_through_epoch_after_epoch_each_shuffled_anew(steps: int) -> No
     for k, size in enumerate(FEDERATION.train.tolist()):
         found, per_epoch = client_batches(planner, [0], 3, k), ceil(size / 4)
         assert len(found) == steps
-        epochs = [sum(found[at : at + per_epoch], []) for at in range(0, steps, per_epoch)]
+        starts = range(0, steps, per_epoch)
+        epochs = [[s for batch in found[at : at + per_epoch] for s in batch] for at in starts]
         assert all(len(set(epoch)) == len(epoch) for epoch in epochs)
         assert all(len(epoch) == size for epoch in epochs[: steps // per_epoch])
         whole = [tuple(epoch) for epoch in epochs if len(epoch) == size]

@@ -23,9 +23,9 @@ class Solver:
     weight_decay: float = 0.0  #: Of AdamW decoupled from the gradient, else added to it.
     batch_size: int = 10  #: Samples in a batch; the last of an epoch may have fewer.
     epochs: float | tuple[float, float] | None = None
-    """Local epochs a round, 1 if no `steps` are given either. Half an epoch takes half of its batches, rounded
-    up. From a pair (low, high) a number is drawn uniformly for each client and round: a whole one if both are
-    whole."""
+    """Local epochs a round, 1 if no `steps` are given either. Half an epoch is half of its batches, rounded
+    up. From a pair (low, high) a number is drawn uniformly for each client and round: a whole one if both
+    are."""
     steps: int | tuple[int, int] | None = None
     """Local steps a round, instead of epochs; every epoch begun is shuffled anew. A pair as for epochs."""
     optimizer: Method | Callable[..., torch.optim.Optimizer] = "sgd"
