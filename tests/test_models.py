@@ -128,7 +128,7 @@ def test_pixels_come_with_their_channels_in_front(shape: tuple, channels: str, b
 
 def test_pixels_refuse_images_whose_channels_may_be_anywhere() -> None:
     for shape, found in (((4, 9, 3), "both first and last"), ((8, 9, 2), "neither first nor last")):
-        with pytest.raises(InputError, match=rf"{found}: say where they are, with Pixels\(channels='first'"):
+        with pytest.raises(InputError, match=rf"{found}; say where they are, with Pixels\(channels='first'"):
             models.Pixels()(pixels(5, *shape))
     with pytest.raises(InputError, match="channels='front' is not one of auto, first, last, or None"):
         models.Pixels(channels="front")

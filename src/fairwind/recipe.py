@@ -52,6 +52,8 @@ class Recipe:
     """Names of the loss and the scores."""
     own: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """By label, a digest of each user's algorithm: of its results for a few made-up reports."""
+    augment: str = ""
+    """Names of the functions that change training inputs."""
 
     @property
     def in_python(self) -> bool:
@@ -84,6 +86,7 @@ class Recipe:
             settings,
             loss=task.loss,
             score=task.score,
+            augment=task.augment,
             ranks=join(),
         )
 
@@ -104,11 +107,17 @@ class Recipe:
                 for run in simulation.runs
                 if run.algorithm.name != run.label
             },
+            augment=simulation.plain.augmentation.name,
         )
 
     def differs(self, other: "Recipe") -> str:
         """The first field that differs in another recipe; empty if they are the same."""
-        words = {"setup": "task", "judged_by": "loss or score", "own": "own algorithm"}
+        words = {
+            "setup": "task",
+            "judged_by": "loss or score",
+            "own": "own algorithm",
+            "augment": "augmentation",
+        }
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name == "settings":
@@ -160,6 +169,7 @@ class Recipe:
             content.get("model"),
             tuple(content.get("judged_by", cls.judged_by)),
             content.get("own", {}),
+            content.get("augment", ""),
         )
 
     @property

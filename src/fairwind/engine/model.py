@@ -54,8 +54,11 @@ class StackedModel:
         """Local steps are computed in the type `compute`, if given; large gradients may be `factored`."""
         if plain.changed_buffer:
             raise CannotStackError(f"its forward pass changes the buffer {plain.changed_buffer!r}")
+        why = plain.augmentation.cannot_stack(federation.at(slice(0, 2))[0])
+        if why:
+            raise CannotStackError(why)
         if plain.randomness == "generator":
-            raise CannotStackError("its forward pass draws random numbers other than dropout")
+            raise CannotStackError("its forward pass draws random numbers that are not counted")
         if plain.loss.batched and not plain.loss.masked:
             raise CannotStackError(
                 "the loss is one number for a batch, which may be padded: let it return each sample's loss "
@@ -66,7 +69,7 @@ class StackedModel:
         self.layout, self.dtype = plain.layout, plain.dtype
         self.compute = compute or self.dtype
         device = federation.device
-        self.training = stackable(copied(model, training=True)).to(device)
+        self.training = plain.augmentation.attach(stackable(copied(model, training=True)).to(device))
         self.evaluating = stackable(copied(model, training=False)).to(device)
         self.probing = self.evaluating
         if self.compute != self.dtype:

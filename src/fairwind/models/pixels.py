@@ -38,13 +38,17 @@ class Pixels(nn.Module):
 
     def _last(self, x: Tensor) -> bool:
         """Whether the channels are last, and not to stay there."""
-        if self.channels != "auto" or x.dim() != 4:
-            return self.channels == "last" and x.dim() > 3
-        first, last = (x.shape[at] in NUMBERS for at in (1, 3))
-        if first == last:
-            found = "both first and last" if first else "neither first nor last"
-            raise InputError(
-                f"images of shape {tuple(x.shape[1:])} have 1, 3 or 4 channels {found}: say where they are, "
-                "with Pixels(channels='first') or 'last'"
-            )
-        return last
+        if self.channels == "auto" and x.dim() == 4:
+            return channels_last(x.shape, "; say where they are, with Pixels(channels='first') or 'last'")
+        return self.channels == "last" and x.dim() > 3
+
+
+def channels_last(shape: tuple[int, ...], remedy: str = "") -> bool:
+    """Whether images (B, ·, ·, ·) have their channels last; those that may have them anywhere are refused."""
+    if len(shape) != 4:
+        raise InputError(f"images are (B, H, W), (B, H, W, C) or (B, C, H, W), not {tuple(shape)}")
+    first, last = (shape[at] in NUMBERS for at in (1, 3))
+    if first == last:
+        found = "both first and last" if first else "neither first nor last"
+        raise InputError(f"images of shape {tuple(shape[1:])} have 1, 3 or 4 channels {found}{remedy}")
+    return last
