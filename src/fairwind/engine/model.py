@@ -52,18 +52,8 @@ class StackedModel:
         factored: bool = False,
     ):
         """Local steps are computed in the type `compute`, if given; large gradients may be `factored`."""
-        if plain.changed_buffer:
-            raise CannotStackError(f"its forward pass changes the buffer {plain.changed_buffer!r}")
-        why = plain.augmentation.cannot_stack(federation.at(slice(0, 2))[0])
-        if why:
+        if why := plain.cannot_stack(federation):
             raise CannotStackError(why)
-        if plain.randomness == "generator":
-            raise CannotStackError("its forward pass draws random numbers that are not counted")
-        if plain.loss.batched and not plain.loss.masked:
-            raise CannotStackError(
-                "the loss is one number for a batch, which may be padded: let it return each sample's loss "
-                "(B,), or take a third argument `mask` (B,), true for the samples that count"
-            )
         self.loss, self.judges = replace(plain.loss, kernel=None), plain.judges
         self.sample_weights = plain.sample_weights
         self.layout, self.dtype = plain.layout, plain.dtype

@@ -54,7 +54,8 @@ class PlainModel:
     ):
         """Refuses a model that cannot train on the federation's samples.
 
-        `loss`, `score` and `augment` as users give them. A loss of whole batches is given batches of `batch_size`.
+        `loss`, `score` and `augment` as users give them. A loss of whole batches is given batches of
+        `batch_size`.
         """
         self.layout = Layout.of(model)
         self.augmentation = Augmentation(augment)
@@ -94,6 +95,21 @@ class PlainModel:
     def uses_generators(self) -> bool:
         """Whether it draws from PyTorch's generators, which all threads share."""
         return "generator" in (self.randomness, self.evaluation_randomness)
+
+    def cannot_stack(self, federation: Federation) -> str:
+        """What is known to keep it from being stacked; empty if nothing is."""
+        if self.changed_buffer:
+            return f"its forward pass changes the buffer {self.changed_buffer!r}"
+        if why := self.augmentation.cannot_stack(federation.at(slice(0, 2))[0]):
+            return why
+        if self.randomness == "generator":
+            return "its forward pass draws random numbers that are not counted (dropout, torch.rand, … are)"
+        if self.loss.batched and not self.loss.masked:
+            return (
+                "the loss is one number for a batch, which may be padded: let it return each sample's loss "
+                "(B,), or take a third argument `mask` (B,), true for the samples that count"
+            )
+        return ""
 
     def fills_a_core(self, batch_size: int) -> bool:
         """Whether a local step on a CPU is long in kernels, during which other threads can run."""
