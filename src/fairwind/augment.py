@@ -18,7 +18,7 @@ Augment = Callable[[Tensor], Tensor]
 def flip(x: Tensor) -> Tensor:
     """Mirrors each image, left to right, with probability 1/2."""
     chosen = torch.rand(len(x), device=x.device) < 0.5
-    return torch.where(_each(chosen, x), x.flip(_axes(x)[1]), x)
+    return torch.where(chosen.view(-1, *[1] * (x.dim() - 1)), x.flip(_axes(x)[1]), x)
 
 
 def crop(padding: int = 4) -> Augment:
@@ -28,11 +28,8 @@ def crop(padding: int = 4) -> Augment:
     def augment(x: Tensor) -> Tensor:
         for axis in _axes(x):
             by = torch.randint(-padding, padding + 1, (len(x),), device=x.device)
-            size = x.shape[axis]
-            source = _each(by, x) + torch.arange(size, device=x.device).view(-1, *[1] * (x.dim() - axis - 1))
-            moved = torch.take_along_dim(x, source.clamp(0, size - 1), axis)
-            x = torch.where((source >= 0) & (source < size), moved, 0)
-        return x
+            x = _shifted(x, axis, by)
+        return x.contiguous()
 
     augment.__name__ = f"crop(padding={padding})"
     return augment
@@ -57,6 +54,11 @@ def _axes(x: Tensor) -> tuple[int, int]:
     return (1, 2) if x.dim() == 3 or channels_last(x.shape) else (2, 3)
 
 
-def _each(numbers: Tensor, x: Tensor) -> Tensor:
-    """A number for each sample, shaped to be broadcast over it."""
-    return numbers.view(-1, *[1] * (x.dim() - 1))
+def _shifted(x: Tensor, axis: int, by: Tensor) -> Tensor:
+    """Each sample's pixels from so many places further along an axis, and zeros from outside."""
+    lines, size = x.movedim(axis, 1), x.shape[axis]  # (B, size, …)
+    source = by[:, None] + torch.arange(size, device=x.device)
+    # Of PyTorch's ways to gather, this one compiles for any number of rows.
+    moved = lines[torch.arange(len(x), device=x.device)[:, None], source.clamp(0, size - 1)]
+    inside = ((source >= 0) & (source < size)).view(*source.shape, *[1] * (x.dim() - 2))
+    return torch.where(inside, moved, 0).movedim(1, axis)

@@ -57,6 +57,8 @@ class Augmentation:
 
     def check(self, inputs: Any) -> None:
         """Refuses functions that fail, lose samples, or draw numbers that no seed decides."""
+        if not self.functions:
+            return
         device = tensors(inputs)[0].device
         found = []
         with torch.random.fork_rng(range(torch.cuda.device_count())):
@@ -89,6 +91,8 @@ class Augmentation:
 
     def cannot_stack(self, inputs: Any) -> str:
         """Why it cannot run for several models at once, each with its own random numbers; empty if it can."""
+        if not self.functions:
+            return ""
 
         def of_row(inputs: Any, key: Tensor) -> Any:
             with CountedRandomness(key):
