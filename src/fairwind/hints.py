@@ -31,16 +31,8 @@ MEANT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(["sgdm", "heavyball"], ("momentum",)),
 }
 
-LOCAL = (
-    "lr",
-    "batch_size",
-    "epochs",
-    "steps",
-    "momentum",
-    "weight_decay",
-    "clip",
-    "lr_decay",
-)  # the local solver's
+# The local solver's
+LOCAL = ("lr", "batch_size", "epochs", "steps", "momentum", "weight_decay", "clip", "lr_decay")
 
 
 def near(name: str, known: Iterable[str]) -> str | None:
