@@ -26,6 +26,7 @@ CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
         [0, 1],
         {"probe_samples": 6, "solver": SOLVERS["nesterov"]},
     ),
+    "some steps": (["fednova", "adafedadam"], [0, 1], {"solver": SOLVERS["steps"]}),
     "a client left out": (EVERY, [0], {"model": Spoilt}),
     "more ranks than rows": (["adafedadam"], [0], {"clients_per_round": 1}),
     "more ranks than rows, without probes": (["fednova"], [0], {"clients_per_round": 1}),

@@ -18,6 +18,7 @@ SOLVERS = {
     "nesterov": Solver(lr=0.1, momentum=0.9, nesterov=True, batch_size=10, epochs=2),
     "decay": Solver(lr=0.1, weight_decay=0.1, momentum=0.5, batch_size=7),
     "uneven": Solver(lr=0.1, batch_size=4, epochs=(1, 3)),
+    "steps": Solver(lr=0.1, batch_size=4, steps=5),
 }
 
 

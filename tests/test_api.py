@@ -40,6 +40,7 @@ def test_public_names() -> None:
         "Tracked",
         "Tracker",
         "algorithms",
+        "augment",
         "compare",
         "load",
         "models",

@@ -24,7 +24,7 @@ WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0], dtype=torch.
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, WEIGHTED], ids=["plain", "weighted"])
-@pytest.mark.parametrize("solver", ["sgd", "momentum", "nesterov", "decay"])
+@pytest.mark.parametrize("solver", ["sgd", "momentum", "nesterov", "decay", "steps"])
 def test_a_recorded_round_is_the_round(ragged: Federation, solver: str, loss: object) -> None:
     """What a GPU replays: a round whose order of samples, models and states are new, on the same memory."""
     options = {"loss": loss, "solver": SOLVERS[solver], "probe_samples": 6 if solver == "momentum" else None}

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from conftest import DEVICE
-from fairwind import Federation, Task, algorithms, compare, models, setups, simulate
+from fairwind import Federation, InputError, Task, algorithms, compare, models, setups, simulate
 from fairwind.engine.layout import Layout
 from fairwind.engine.modules import activations, forward_operations
 from fairwind.engine.solver import Solver
@@ -98,6 +98,40 @@ def test_the_mlp_is_pytorchs() -> None:
     a, b = ours(x), theirs(x.double().flatten(1) / 255)
     torch.testing.assert_close(a, b, **CLOSE)
     torch.testing.assert_close(gradients(a, ours), gradients(b, theirs), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "becomes"),
+    [
+        ((8, 9), "auto", (1, 8, 9)),
+        ((8, 9, 3), "auto", (3, 8, 9)),
+        ((8, 9, 1), "auto", (1, 8, 9)),
+        ((8, 9, 4), "auto", (4, 8, 9)),
+        ((3, 8, 9), "auto", (3, 8, 9)),
+        ((8, 9, 2), "last", (2, 8, 9)),
+        ((4, 9, 3), "last", (3, 4, 9)),
+        ((4, 9, 3), "first", (4, 9, 3)),
+        ((8, 9, 3), None, (8, 9, 3)),
+        ((8, 9), None, (8, 9)),
+        ((7,), "auto", (7,)),
+    ],
+)
+def test_pixels_come_with_their_channels_in_front(shape: tuple, channels: str, becomes: tuple) -> None:
+    x = pixels(5, *shape)
+    found = models.Pixels(channels=channels)(x)
+    assert found.shape == (5, *becomes)
+    moved = x.permute(0, 3, 1, 2) if len(shape) == 3 and becomes != shape else x
+    assert torch.equal(found, (moved.float() / 255).reshape(5, *becomes))
+    assert found.is_contiguous()
+    assert models.Pixels(channels=channels)(x.float()).shape == x.shape
+
+
+def test_pixels_refuse_images_whose_channels_may_be_anywhere() -> None:
+    for shape, found in (((4, 9, 3), "both first and last"), ((8, 9, 2), "neither first nor last")):
+        with pytest.raises(InputError, match=rf"{found}; say where they are, with Pixels\(channels='first'"):
+            models.Pixels()(pixels(5, *shape))
+    with pytest.raises(InputError, match="channels='front' is not one of auto, first, last, or None"):
+        models.Pixels(channels="front")
 
 
 SMALL = {

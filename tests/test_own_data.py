@@ -8,8 +8,9 @@ import torch
 from datasets import Dataset, Features, Image, List, Value
 from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
 from safetensors.torch import save_file
+from torch import nn
 
-from fairwind import Federation, InputError
+from fairwind import Federation, InputError, Task, models, simulate
 
 
 def pictures(n: int = 30) -> Dataset:
@@ -45,6 +46,25 @@ def test_images_of_a_partitioned_dataset_become_bytes() -> None:
     source = pictures().with_format("numpy")
     first = federation.inputs[: int(federation.start[1])].numpy()
     assert {x.tobytes() for x in first} == {source[i]["img"].tobytes() for i in range(0, 30, 2)}
+
+
+@pytest.mark.parametrize("shape", [(9, 8, 3), (9, 8), (9, 8, 4)])
+def test_a_convolution_behind_pixels_trains_on_images_of_a_dataset(shape: tuple[int, ...]) -> None:
+    draw = np.random.RandomState(0)
+    columns = {
+        "img": [draw.randint(0, 256, shape).astype(np.uint8) for _ in range(12)],
+        "label": [i % 3 for i in range(12)],
+        "owner": [["ann", "bob"][i % 2] for i in range(12)],
+    }
+    kinds = Features({"img": Image(), "label": Value("int64"), "owner": Value("string")})
+    dataset = Dataset.from_dict(columns, features=kinds)
+    federation = Federation.from_dataset(dataset, client="owner", inputs="img", targets="label")
+    assert federation.inputs.shape == (12, *shape)
+    channels = (*shape, 1)[2]
+    layers = nn.Conv2d(channels, 2, 3), nn.Flatten(), nn.Linear(2 * 7 * 6, 3)
+    task = Task(nn.Sequential(models.Pixels(), *layers).double(), federation)
+    stacked, loop = (simulate(task, "fedavg", rounds=2, engine=e, device="cpu") for e in ("stacked", "loop"))
+    torch.testing.assert_close(stacked.state_dict, loop.state_dict, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(

@@ -363,6 +363,8 @@ def test_a_seed_without_clients_numbers_still_makes_a_page(trained: Path, tmp_pa
         ("rounds = true", "rounds=True is not a whole number"),
         ("epochs = [1, 2, 3]", "epochs=.* is neither a number nor a pair"),
         ("epochs = [2]", "epochs=.* is neither a number nor a pair"),
+        ("steps = [2, 3, 4]", "steps=.* is neither a number nor a pair"),
+        ("steps = 4\nepochs = 2", "epochs=2 and steps=4 are both given: give one of them"),
         ("seeds = 3", "seeds in a grid of .* must be a list"),
         ("seeds = []", "seeds in a grid of .* must be a list"),
         ('seeds = ["a"]', "seed='a' is not a whole number"),

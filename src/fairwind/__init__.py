@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from fairwind import algorithms, models, scores
+from fairwind import algorithms, augment, models, scores
 from fairwind.api import compare, setup, simulate
 from fairwind.comparison import Comparison, Result, load
 from fairwind.contract import (
@@ -55,6 +55,7 @@ __all__ = [
     "Tracked",
     "Tracker",
     "algorithms",
+    "augment",
     "compare",
     "load",
     "models",

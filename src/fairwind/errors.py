@@ -92,5 +92,5 @@ def whole(low: int, **values: int) -> None:
 
 
 def _number(name: str, value: object) -> None:
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise InputError(f"{name}={value!r} is not a number")

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 # What a thing is called elsewhere, without signs between words; the names here that it may mean.
 MEANT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(["learningrate", "locallr", "clientlr", "stepsize", "eta"], ("lr",)),
-    **dict.fromkeys(["localepochs", "numepochs", "epoch", "localsteps"], ("epochs",)),
+    **dict.fromkeys(["localepochs", "numepochs", "epoch"], ("epochs",)),
+    **dict.fromkeys(["localsteps", "numsteps", "maxsteps", "localiterations", "step"], ("steps",)),
     **dict.fromkeys(["batch", "bs", "localbatchsize", "minibatch"], ("batch_size",)),
     **dict.fromkeys(["numrounds", "nrounds", "commrounds", "globalrounds", "iterations"], ("rounds",)),
     **dict.fromkeys(["fraction", "frac", "clientfraction", "samplerate", "fractionfit"], ("participation",)),
@@ -30,7 +31,8 @@ MEANT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(["sgdm", "heavyball"], ("momentum",)),
 }
 
-LOCAL = ("lr", "batch_size", "epochs", "momentum", "weight_decay", "clip", "lr_decay")  # the local solver's
+# The local solver's
+LOCAL = ("lr", "batch_size", "epochs", "steps", "momentum", "weight_decay", "clip", "lr_decay")
 
 
 def near(name: str, known: Iterable[str]) -> str | None:

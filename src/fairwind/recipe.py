@@ -52,6 +52,8 @@ class Recipe:
     """Names of the loss and the scores."""
     own: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """By label, a digest of each user's algorithm: of its results for a few made-up reports."""
+    augment: str = ""
+    """Names of the functions that change training inputs."""
 
     @property
     def in_python(self) -> bool:
@@ -84,6 +86,7 @@ class Recipe:
             settings,
             loss=task.loss,
             score=task.score,
+            augment=task.augment,
             ranks=join(),
         )
 
@@ -104,11 +107,17 @@ class Recipe:
                 for run in simulation.runs
                 if run.algorithm.name != run.label
             },
+            augment=simulation.plain.augmentation.name,
         )
 
     def differs(self, other: "Recipe") -> str:
         """The first field that differs in another recipe; empty if they are the same."""
-        words = {"setup": "task", "judged_by": "loss or score", "own": "own algorithm"}
+        words = {
+            "setup": "task",
+            "judged_by": "loss or score",
+            "own": "own algorithm",
+            "augment": "augmentation",
+        }
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name == "settings":
@@ -160,6 +169,7 @@ class Recipe:
             content.get("model"),
             tuple(content.get("judged_by", cls.judged_by)),
             content.get("own", {}),
+            content.get("augment", ""),
         )
 
     @property
@@ -202,7 +212,7 @@ def _changed(given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """The options that turn a task's own settings into those given."""
     local, own_local = given.pop("solver"), own.pop("solver")
     changed = {k: v for k, v in given.items() if v != own[k] and k not in MACHINE}
-    changed |= {k: v for k, v in local.items() if v != own_local[k]}
+    changed |= {k: v for k, v in local.items() if v != own_local[k] and v is not None}
     if {"optimizer", "momentum", "nesterov"} & set(changed):
         kind = local["optimizer"]
         if kind == "sgd" and local["momentum"]:
@@ -235,8 +245,9 @@ def changed_settings(own: Solver, own_rounds: int, **changes: Any) -> Settings:
     if named is not None and named not in SOLVERS:
         raise unknown("solver", str(named), SOLVERS)
     local = {name: changes.pop(name) for name in solver_fields if name in changes}
-    if isinstance(local.get("epochs"), list):
-        local["epochs"] = tuple(local["epochs"])
+    for one, other in (("epochs", "steps"), ("steps", "epochs")):
+        if one in local:  # replaces the task's own
+            local.setdefault(other, None)
     for name in ("lr", "momentum", "weight_decay"):
         if isinstance(local.get(name), int):
             local[name] = float(local[name])

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from fairwind.data.federation import Federation
+from fairwind.engine.augmentation import Augmentation
 from fairwind.engine.fitting import check_loss
 from fairwind.engine.losses import cross_entropy
 from fairwind.engine.settings import Model
@@ -30,6 +31,9 @@ class Task:
     score: Any = None
     """How test samples are scored: one of `fairwind.scores` or its name, a function that returns one number
     per sample (B,), larger being better, or several, the main one first. None follows from the loss."""
+    augment: Any = None
+    """A function that changes the inputs of a training batch (B, …) at random, before the model and anew at
+    every local step; or several. See `fairwind.augment`."""
     solver: Solver = field(default_factory=Solver)
     """How clients train."""
     rounds: int = 100
@@ -52,6 +56,7 @@ class Task:
         check_loss(self.loss)
         if self.score is not None:
             as_scores(self.score)
+        Augmentation(self.augment)
         if not self.name:
             object.__setattr__(self, "name", self.federation.name)
 

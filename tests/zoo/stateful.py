@@ -106,7 +106,7 @@ class Noisy(Hidden):
     def forward(self, x: Tensor) -> Tensor:
         h = self.hidden(x)
         if self.training:
-            h = h + 0.1 * torch.randn(h.shape, device=h.device)
+            h = h + 0.1 * torch.empty_like(h).normal_()
         return self.head(h.relu())
 
 
@@ -202,8 +202,8 @@ SPECIMENS = [
     loop("item", ItemScaled, "reads a value"),
     loop("routed", Routed, "shapes depend on values"),
     loop("filled-in-place", Filled, "writes rows into a tensor without rows"),
-    loop("noise", Noisy, "randomness of its own"),
-    loop("noise-always", AlwaysNoisy, "randomness of its own"),
+    loop("noise", Noisy, "randomness that is drawn in place"),
+    Specimen("noise-always", AlwaysNoisy, vectors),
     Specimen("dropout-always", AlwaysDropping, vectors),
     Specimen("remembering", Remembering, vectors),
     loop("autograd-function", Binarised, "autograd.Function without a vmap rule"),

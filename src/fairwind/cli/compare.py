@@ -20,6 +20,7 @@ from fairwind.cli.options import (
     Seconds,
     Seeds,
     Share,
+    Steps,
     Whole,
     described,
 )
@@ -39,7 +40,7 @@ from fairwind.training import help_along
 
 SETTINGS = (  # options of a comparison
     *("rounds", "solver", "momentum", "lr", "batch_size", "weight_decay", "clip", "lr_decay", "epochs"),
-    *("participation", "clients_per_round", "probe_samples"),
+    *("steps", "participation", "clients_per_round", "probe_samples"),
     *("eval_every", "target", "engine", "device", "compile", "precision", "memory", "data_on", "workers"),
 )
 
@@ -90,7 +91,10 @@ class Compare:
     lr_decay: Number = None
     """What the local learning rate is multiplied by after every round."""
     epochs: Epochs = None
-    """Local epochs a round; two numbers, as in --epochs 1 3, are drawn between for each client and round."""
+    """Local epochs a round, also parts of one, as in --epochs 0.5; two numbers, as in --epochs 1 3, are drawn
+    between for each client and round."""
+    steps: Steps = None
+    """Local steps a round, instead of epochs; two numbers are drawn between."""
     participation: Share = 1.0
     """Share of the clients that train in a round."""
     clients_per_round: Whole = None

@@ -71,12 +71,23 @@ def _several(kind: Callable[[str], Any], metavar: str, words: str) -> PrimitiveC
     )
 
 
-def _epochs(given: list[str]) -> int | tuple[int, int]:
-    try:
-        first, *second = map(int, given)
-    except ValueError:
-        raise ValueError(f"{' '.join(given)!r} is not one or two whole numbers") from None
-    return (first, *second) if second else first  # type: ignore[return-value]
+def _range(kind: Callable[[str], Any], metavar: str, words: str) -> PrimitiveConstructorSpec[Any]:
+    """An option of one number, or of two to draw between."""
+
+    def read(given: list[str]) -> Any:
+        try:
+            first, *second = map(kind, given)
+        except ValueError:
+            raise ValueError(f"{' '.join(given)!r} is not {words}") from None
+        return (first, *second) if second else first
+
+    return PrimitiveConstructorSpec(
+        nargs=(1, 2),
+        metavar=f"{metavar} [{metavar}]",
+        instance_from_str=read,
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: list(map(str, value if isinstance(value, tuple) else [value])),
+    )
 
 
 def _solver(text: str) -> str:
@@ -98,13 +109,5 @@ Directory = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 LocalSolver = Annotated[
     str | None, _option(_solver, "{" + ",".join(SOLVERS) + "}", f"one of {', '.join(SOLVERS)}")
 ]
-Epochs = Annotated[
-    int | tuple[int, int] | None,
-    PrimitiveConstructorSpec(
-        nargs=(1, 2),
-        metavar="INT [INT]",
-        instance_from_str=_epochs,
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: list(map(str, value if isinstance(value, tuple) else [value])),
-    ),
-]
+Epochs = Annotated[float | tuple[float, float] | None, _range(float, "FLOAT", "one or two numbers")]
+Steps = Annotated[int | tuple[int, int] | None, _range(int, "INT", "one or two whole numbers")]

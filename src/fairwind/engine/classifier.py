@@ -86,7 +86,7 @@ def _classifies(model: StackedModel, inputs: Any, targets: Any) -> bool:
     """Whether a model's scores are W·x + b, its loss is cross-entropy, and both are small enough."""
     shapes = model.layout.shapes
     matrices, vectors = ([shape for shape in shapes if len(shape) == n] for n in (2, 1))
-    if len(matrices) != 1 or len(vectors) > 1 or len(shapes) != len(matrices + vectors):
+    if model.random or len(matrices) != 1 or len(vectors) > 1 or len(shapes) != len(matrices + vectors):
         return False
     classes, features = matrices[0]
     plain = model.loss.classifies and model.dtype in TYPES and model.compute == model.dtype

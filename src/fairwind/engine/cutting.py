@@ -151,16 +151,20 @@ class Cutter:
         """Approximately how many numbers each row holds."""
         # Besides the fixed part, about a dozen int64 numbers per sample while the order is computed; and the
         # samples themselves, if they are copied to the device.
+        assert self.plan is not None
         federation = self.planner.federation
         own = 24
         if federation.brought_to is not None:
             own += federation.bytes // (4 * max(1, federation.samples))
-        return self.fixed(kind) + own * self.batch_sizes[kind] * self._steps(kind, rows)
+        samples = self.batch_sizes[kind] * self._steps(kind, rows)
+        if kind in PASSES:  # an epoch is shuffled as a whole, even if few of its steps are taken
+            samples = samples.maximum((self.plan.size * self.plan.epochs)[self.row_entry[rows]])
+        return self.fixed(kind) + own * samples
 
     def saved(self, world: int) -> float:
         """Approximately how many seconds compiled steps save in a round, on one of so many ranks."""
         solver, size = self.planner.solver, self.planner.federation.train
-        steps = solver.most * (-(-size // solver.batch_size))
+        steps = solver.local_steps(solver.work[1], -(-size // solver.batch_size))
         numbers = self.planner.participants * len(self.runs) // world * self.fixed("training")
         if self.on_gpu:  # passes over memory; but many small products gain nothing
             recurrent = [layer for layer in self.model.training.modules() if isinstance(layer, nn.RNNBase)]

@@ -46,6 +46,7 @@ class Schedule(NamedTuple):
     training: list[Tensor]  # of each entry, its samples in their order, epoch after epoch
     probing: list[Tensor]
     sizes: list[int]  # of an epoch
+    steps: list[int]
     keys: list[int]  # for dropout
 
 
@@ -94,6 +95,7 @@ class Loop:
             _by_entry(training, plan.size * plan.epochs),
             _by_entry(probing, self.planner.probed(plan.size)),
             plan.size.tolist(),
+            plan.steps.tolist(),
             plan.dropout_key.tolist(),
         )
 
@@ -230,11 +232,11 @@ class Loop:
     def _batches(self, model: PlainModel, job: Job) -> Iterator[Callable[[], Tensor]]:
         """For each local step, a function that computes the loss of its batch."""
         schedule = self.schedules[self.runs[job.run].seed]
-        key, step = schedule.keys[job.entry], 0
-        for epoch in split(schedule.training[job.entry], schedule.sizes[job.entry]):
-            for part in split(epoch, self.planner.solver.batch_size):
-                yield partial(self._pick, partial(model.training_loss, key=mix(key, step)), part)
-                step += 1
+        key, size = schedule.keys[job.entry], self.planner.solver.batch_size
+        epochs = split(schedule.training[job.entry], schedule.sizes[job.entry])
+        batches = (part for epoch in epochs for part in split(epoch, size))
+        for step, part in enumerate(islice(batches, schedule.steps[job.entry])):
+            yield partial(self._pick, partial(model.training_loss, key=mix(key, step)), part)
 
     def _pick(self, loss: Callable[..., Tensor], samples: Tensor) -> Tensor:
         return loss(*self.federation.at(samples))

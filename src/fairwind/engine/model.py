@@ -52,21 +52,14 @@ class StackedModel:
         factored: bool = False,
     ):
         """Local steps are computed in the type `compute`, if given; large gradients may be `factored`."""
-        if plain.changed_buffer:
-            raise CannotStackError(f"its forward pass changes the buffer {plain.changed_buffer!r}")
-        if plain.randomness == "generator":
-            raise CannotStackError("its forward pass draws random numbers other than dropout")
-        if plain.loss.batched and not plain.loss.masked:
-            raise CannotStackError(
-                "the loss is one number for a batch, which may be padded: let it return each sample's loss "
-                "(B,), or take a third argument `mask` (B,), true for the samples that count"
-            )
+        if why := plain.cannot_stack(federation):
+            raise CannotStackError(why)
         self.loss, self.judges = replace(plain.loss, kernel=None), plain.judges
         self.sample_weights = plain.sample_weights
         self.layout, self.dtype = plain.layout, plain.dtype
         self.compute = compute or self.dtype
         device = federation.device
-        self.training = stackable(copied(model, training=True)).to(device)
+        self.training = plain.augmentation.attach(stackable(copied(model, training=True)).to(device))
         self.evaluating = stackable(copied(model, training=False)).to(device)
         self.probing = self.evaluating
         if self.compute != self.dtype:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind, mapped, tensors
+from fairwind.engine.augmentation import Augmentation
 from fairwind.engine.fitting import fit_loss, sample_weights
 from fairwind.engine.layout import Layout, Parts, copy_into
 from fairwind.engine.losses import Loss, cross_entropy
@@ -32,7 +33,8 @@ from fairwind.layers import CountedRandomness, OperationCounter, counted, key_na
 from fairwind.scores import Score
 
 Randomness = Literal["none", "functional", "generator"]
-FEW = 4  # samples with which a loss and scores are tried
+FEW = 4  # samples with which a loss and scores are tried,
+SOME = 8  # and an augmentation
 HEAVY = 3e-4  # seconds of a step's kernels, from which on worker threads gain more than they wait for the GIL
 
 
@@ -48,13 +50,17 @@ class PlainModel:
         loss: Any = cross_entropy,
         score: Any = None,
         batch_size: int = 1,
+        augment: Any = None,
     ):
         """Refuses a model that cannot train on the federation's samples.
 
-        `loss` and `score` as users give them. A loss of whole batches is given batches of `batch_size`.
+        `loss`, `score` and `augment` as users give them. A loss of whole batches is given batches of
+        `batch_size`.
         """
         self.layout = Layout.of(model)
-        self.module = counted(copied(model, training=True)).to(federation.device)
+        self.augmentation = Augmentation(augment)
+        self.augmentation.check(federation.at(slice(0, SOME))[0])
+        self.module = self.augmentation.attach(counted(copied(model, training=True)).to(federation.device))
         # Which of its modules train; frozen normalisation does not.
         self.trains = [module.training for module in self.module.modules()]
         self.keys = key_names(self.module)
@@ -89,6 +95,21 @@ class PlainModel:
     def uses_generators(self) -> bool:
         """Whether it draws from PyTorch's generators, which all threads share."""
         return "generator" in (self.randomness, self.evaluation_randomness)
+
+    def cannot_stack(self, federation: Federation) -> str:
+        """What is known to keep it from being stacked; empty if nothing is."""
+        if self.changed_buffer:
+            return f"its forward pass changes the buffer {self.changed_buffer!r}"
+        if why := self.augmentation.cannot_stack(federation.at(slice(0, 2))[0]):
+            return why
+        if self.randomness == "generator":
+            return "its forward pass draws random numbers that are not counted (dropout, torch.rand, … are)"
+        if self.loss.batched and not self.loss.masked:
+            return (
+                "the loss is one number for a batch, which may be padded: let it return each sample's loss "
+                "(B,), or take a third argument `mask` (B,), true for the samples that count"
+            )
+        return ""
 
     def fills_a_core(self, batch_size: int) -> bool:
         """Whether a local step on a CPU is long in kernels, during which other threads can run."""

@@ -18,7 +18,7 @@ class Plan(NamedTuple):
     seed: Tensor  # (M,) index into the seeds
     client: Tensor  # (M,)
     size: Tensor  # (M,) n, training samples
-    epochs: Tensor  # (M,)
+    epochs: Tensor  # (M,) begun, if not completed
     steps: Tensor  # (M,) τ
     order_key: Tensor  # (M,) hash of (seed, round, client), for the order of samples
     dropout_key: Tensor  # (M,) the same for dropout
@@ -99,7 +99,7 @@ class Planner:
     @property
     def repeats(self) -> bool:
         """Whether the same clients take the same numbers of steps in every round."""
-        return self.participants == len(self.federation) and self.solver.fewest == self.solver.most
+        return self.participants == len(self.federation) and self.solver.work[0] == self.solver.work[1]
 
     def plan(self, seeds: list[int], round: int) -> Plan:
         """Who trains in a round under each seed."""
@@ -108,9 +108,9 @@ class Planner:
         seed = torch.repeat_interleave(torch.tensor([len(c) for c in chosen]))
         size = self.federation.train[client]
         drawn, order, dropout = _hashes((EPOCHS, ORDER, DROPOUT), seeds, round, seed, self.first + client)
-        epochs = self.solver.fewest + drawn % (self.solver.most - self.solver.fewest + 1)
         per_epoch = (size + self.solver.batch_size - 1) // self.solver.batch_size
-        return Plan(seed, client, size, epochs, per_epoch * epochs, order, dropout)
+        steps = self.solver.local_steps(self.solver.drawn_work(drawn), per_epoch)
+        return Plan(seed, client, size, -(-steps // per_epoch), steps, order, dropout)
 
     def with_keys(self, plan: Plan, seeds: list[int], round: int) -> Plan:
         """The plan of another round in which the same clients take the same steps."""

@@ -51,9 +51,10 @@ class Simulation:
         *,
         loss: Any = cross_entropy,
         score: Any = None,
+        augment: Any = None,
         ranks: Ranks = ALONE,
     ):
-        """`loss` and `score` as users give them: see `Task`."""
+        """`loss`, `score` and `augment` as users give them: see `Task`."""
         self.ranks, self.runs = ranks, list(runs)
         self.settings = resolve(settings, ranks)
         check_runs(self.runs, self.settings, ranks)
@@ -70,7 +71,7 @@ class Simulation:
             self.federation, s.solver, s.participation, s.clients_per_round, s.probe_samples
         )
         with self._threads(1):
-            self.plain = PlainModel(first, self.federation, loss, score, s.solver.batch_size)
+            self.plain = PlainModel(first, self.federation, loss, score, s.solver.batch_size, augment)
             self.scores = self.plain.judges
             rows = self.planner.participants * len(self.runs)
             self.choice = choose(first, self.plain, self.federation, self.settings, ranks, rows)

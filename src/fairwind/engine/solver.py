@@ -22,8 +22,12 @@ class Solver:
     nesterov: bool = False  #: Whether SGD's momentum is Nesterov's.
     weight_decay: float = 0.0  #: Of AdamW decoupled from the gradient, else added to it.
     batch_size: int = 10  #: Samples in a batch; the last of an epoch may have fewer.
-    epochs: int | tuple[int, int] = 1
-    """Local epochs a round; a pair (low, high) is drawn uniformly for each client and round."""
+    epochs: float | tuple[float, float] | None = None
+    """Local epochs a round, 1 if no `steps` are given either. Half an epoch is half of its batches, rounded
+    up. From a pair (low, high) a number is drawn uniformly for each client and round: a whole one if both
+    are."""
+    steps: int | tuple[int, int] | None = None
+    """Local steps a round, instead of epochs; every epoch begun is shuffled anew. A pair as for epochs."""
     optimizer: Method | Callable[..., torch.optim.Optimizer] = "sgd"
     """A name, or any class of torch.optim, called as optimizer(parameters, lr=…), which cannot be stacked."""
     betas: tuple[float, float] = (0.9, 0.999)  #: Adam's.
@@ -41,19 +45,12 @@ class Solver:
         in_range(0, 1, momentum=self.momentum, smoothing=self.smoothing)
         whole(1, batch_size=self.batch_size)
         in_range(1, 2**31, batch_size=self.batch_size)
-        if not isinstance(self.epochs, int) and len(self.epochs) != 2:
-            raise InputError(
-                f"epochs={self.epochs} is neither a number nor a pair, the lowest and the highest"
-            )
-        for epochs in (self.fewest, self.most):
-            whole(1, epochs=epochs)
+        self._settle_work()
         positive(lr=self.lr, eps=self.eps, lr_decay=self.lr_decay)
         if self.clip is not None:
             positive(clip=self.clip)
         for beta in self.betas:
             in_range(0, 1, betas=beta)
-        if self.most < self.fewest:
-            raise InputError(f"epochs=({self.fewest}, {self.most}): the larger number comes second")
         if not callable(self.optimizer) and self.optimizer not in get_args(Method):
             raise unknown("optimizer", str(self.optimizer), get_args(Method))
         if self.nesterov and (not self.momentum or self.optimizer != "sgd"):
@@ -61,17 +58,55 @@ class Solver:
         if self.momentum and self.optimizer not in ("sgd", "rmsprop"):
             raise InputError(f"momentum is for SGD and RMSprop; {self.name} has betas, or its own arguments")
 
+    def _settle_work(self) -> None:
+        """Checks epochs and steps; what is the same number of epochs becomes the same value."""
+        if self.epochs is not None and self.steps is not None:
+            raise InputError(
+                f"epochs={self.epochs} and steps={self.steps} are both given: give one of them, "
+                "and None for the other"
+            )
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
+        name = "epochs" if self.steps is None else "steps"
+        given = getattr(self, name)
+        work = list(given) if isinstance(given, list | tuple) else [given] * 2
+        if len(work) != 2:
+            raise InputError(f"{name}={given} is neither a number nor a pair, the lowest and the highest")
+        for value in work:
+            if name == "steps":
+                whole(1, steps=value)
+            positive(**{name: value})
+            in_range(0, 2**31, **{name: value})
+        if work[1] < work[0]:
+            raise InputError(f"{name}=({work[0]}, {work[1]}): the larger number comes second")
+        work = [int(value) if value == int(value) else value for value in work]
+        object.__setattr__(self, name, tuple(work) if isinstance(given, list | tuple) else work[0])
+
     @property
     def name(self) -> str:
         return getattr(self.optimizer, "__name__", str(self.optimizer))
 
     @property
-    def fewest(self) -> int:
-        return self.epochs if isinstance(self.epochs, int) else self.epochs[0]
+    def work(self) -> tuple[float, float]:
+        """The fewest and the most epochs of a round, or steps."""
+        given = self.epochs if self.steps is None else self.steps
+        assert given is not None
+        return given if isinstance(given, tuple) else (given, given)
 
-    @property
-    def most(self) -> int:
-        return self.epochs if isinstance(self.epochs, int) else self.epochs[1]
+    def drawn_work(self, hashes: Tensor) -> Tensor:
+        """Between the fewest and the most, from 32-bit hashes."""
+        low, high = self.work
+        if isinstance(low, int) and isinstance(high, int):
+            return low + hashes % (high - low + 1)
+        return low + (high - low) / 2**32 * hashes.double()
+
+    def local_steps(self, work: Tensor | float, per_epoch: Tensor) -> Tensor:
+        """τ of clients that do so many epochs, or steps, and have so many batches in an epoch."""
+        if self.steps is not None:
+            return torch.zeros_like(per_epoch) + work
+        # 0.07 · 100 is a little more than 7 in floating point, and must not become 8.
+        steps = torch.ceil(work * per_epoch.double() * (1 - 1e-12))
+        return steps.clamp(min=1).long()
 
     @property
     def plain(self) -> bool:

@@ -90,7 +90,7 @@ class LocalClient:
         self.federation = placed(replace(own, inputs=cast(own.inputs, dtype)), self.settings)
         size = self.settings.solver.batch_size
         with self._threads(1):
-            self.plain = PlainModel(module, self.federation, task.loss, task.score, size)
+            self.plain = PlainModel(module, self.federation, task.loss, task.score, size, task.augment)
             self.choice = choose(module, self.plain, self.federation, self.settings, ALONE, rows=1)
         self.layout, self.scores = self.plain.layout, self.plain.judges
         self.form = report_form(self.layout, algorithm.probe)

@@ -1,4 +1,4 @@
-"""Counter-based masks for functional dropout in a module's forward pass."""
+"""Counter-based random numbers for functions that a forward pass calls: dropout, torch.rand and others."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from fairwind.layers import dropout
 from fairwind.layers.attention import Drop, attend
+from fairwind.layers.draws import DRAWS, drawn
 
 DROPOUTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     F.dropout: dropout.dropout,
@@ -25,6 +26,8 @@ DROPOUTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
 
 class CountedRandomness(TorchFunctionMode):
     """While active, the n-th call of a dropout function computes its mask from the key and n.
+
+    So do torch.rand, randn, randint and bernoulli their numbers.
 
     `F.scaled_dot_product_attention` becomes plain products, because its CPU kernel has no batching rule.
     Afterwards, `needed` says whether any call was replaced: the mode slows down every call.
@@ -50,6 +53,11 @@ class CountedRandomness(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in DROPOUTS:
             return self._dropout(func, *args, **kwargs)
+        if func in DRAWS:
+            found = drawn(func, self.key, -1 - self.calls, args, kwargs)
+            if found is not NotImplemented:
+                self._number()
+                return found
         if func is F.scaled_dot_product_attention:
             self.needed = True
             return self._attention(*args, **kwargs)

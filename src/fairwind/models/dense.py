@@ -1,20 +1,8 @@
-"""Models of dense layers, and the layer that scales pixels."""
+"""Models of dense layers."""
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-
-class Pixels(nn.Module):
-    """Scales bytes from 0–255 to 0–1; passes other inputs through."""
-
-    white: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("white", torch.tensor(255.0), persistent=False)  # of the model's own type
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if x.is_floating_point() else x / self.white
+from fairwind.models.pixels import Pixels
 
 
 def linear(features: int, classes: int) -> nn.Module:
@@ -25,4 +13,4 @@ def linear(features: int, classes: int) -> nn.Module:
 def mlp(features: int = 784, hidden: int = 128, classes: int = 62) -> nn.Module:
     """One hidden layer of ReLUs, over numbers or pixels."""
     layers = nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes)
-    return nn.Sequential(Pixels(), nn.Flatten(), *layers)
+    return nn.Sequential(Pixels(channels=None), nn.Flatten(), *layers)

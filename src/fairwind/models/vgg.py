@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from fairwind.models.dense import Pixels
+from fairwind.models.pixels import Pixels
 
 Init = Literal["pytorch", "he"]
 
@@ -19,7 +19,7 @@ WIDTHS = (
 
 
 def vgg11(classes: int = 10, *, init: Init = "pytorch") -> nn.Module:
-    """VGG11 for (3, 32, 32) images, without batch norm, with one dense layer: 9.2 M parameters.
+    """VGG11 for 32×32 colour images, without batch norm, with one dense layer: 9.2 M parameters.
 
     `init` draws initial weights as PyTorch's layers do, or by He et al.: N(0, 2 / inputs), biases zero.
     """

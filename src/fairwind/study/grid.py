@@ -15,6 +15,7 @@ from fairwind.spec import expand
 from fairwind.study.panel import Panel, Study
 
 CHARTS = ("curves", "distribution", "plane", "targets", "pareto", "rsd", "tuned", "labels")
+RANGES = ("epochs", "steps")  # settings of which two numbers are one value
 # Settings that do not affect the numbers
 ALIKE = ("device", "compile", "memory", "engine", "workers", "eval_every", "data_on")
 
@@ -57,7 +58,7 @@ def _panels(file: str, grid: dict[str, Any]) -> Iterator[Panel]:
         if isinstance(value, list) and (not value or name in ALIKE):
             why = "changes no result" if value else "has no value"
             raise InputError(f"{name}={value} in a grid of {file} {why}: give it one value, or leave it out")
-    lists = {k: v if isinstance(v, list) and k != "epochs" else [v] for k, v in varied.items()}
+    lists = {k: v if isinstance(v, list) and k not in RANGES else [v] for k, v in varied.items()}
     texts = algorithms.with_sets(_texts(file, grid, "algorithms", algorithms.PAPER))
     given = [spec for text in texts for spec in expand(text)]
     seeds = grid.get("seeds", [0, 1, 2])
