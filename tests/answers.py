@@ -12,8 +12,8 @@ import fairwind
 from fairwind.engine.native import build, library
 from forked import Ended, fork
 
-torch.manual_seed(0)
-CLIENTS = [(torch.randn(n, 8), torch.randint(3, (n,))) for n in (5, 20, 9)]
+DRAW = torch.Generator().manual_seed(0)
+CLIENTS = [(torch.randn(n, 8, generator=DRAW), torch.randint(3, (n,), generator=DRAW)) for n in (5, 20, 9)]
 
 
 def answering(folder: Path, answer: int = 42) -> Callable[[], object]:

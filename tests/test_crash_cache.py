@@ -114,7 +114,8 @@ class Processes:
         process = self.start()
         time.sleep(after)
         working = process.poll() is None
-        os.killpg(process.pid, signal.SIGKILL)
+        if working:
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return working
 
@@ -156,9 +157,8 @@ def test_steps_of_pytorchs_compiler_are_mended(processes: Processes) -> None:
         entry = files(processes.xdg)[i]
         damage(entry)
         if entry.suffix == ".zip":  # is read only for a build
-            next(
-                path for path in files(processes.xdg) if path.stat().st_size > 1 << 20 and path != entry
-            ).unlink()
+            step = next(p for p in files(processes.xdg) if p != entry and p.stat().st_size > 1 << 20)
+            step.unlink()
         if processes.run() != processes.fresh or left_over(processes.xdg):
             failures.append((entry.name, what))
     assert not failures
