@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
-from fairwind import Federation, Settings, Solver, algorithms
+from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 
@@ -53,3 +53,19 @@ def test_small_modules_in_the_loop_have_one_thread() -> None:
     federation = make_federation([9] * 40)
     alone = chosen(nn.Linear(FEATURES, CLASSES).double(), federation, engine="loop")
     assert len(alone.executor.workers.states) == 1
+
+
+def test_a_model_that_is_too_large_to_gain_by_stacking_is_not_stacked_on_trial() -> None:
+    """The trial takes longer than rounds of a large model."""
+
+    class Large(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            float(x.sum())  # cannot be vectorised
+            return super().forward(x)
+
+    one = torch.randn(20, 1000), torch.randint(0, 10, (20,))
+    federation = Federation.from_clients([one] * 100)
+    assert "keeps a core busy" in str(chosen(Large(1000, 1000), federation).choice)
+    assert "cannot be stacked" in str(chosen(Large(1000, 10), federation).choice)
+    with pytest.raises(InputError, match="cannot be stacked"):
+        chosen(Large(1000, 1000), federation, engine="stacked")

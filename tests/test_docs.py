@@ -276,6 +276,7 @@ def test_the_readme_keeps_its_order() -> None:
     ]
     install = re.search(r"## Install.*?```\n(.*?)```", readme, re.S)
     assert install is not None
+    assert re.findall(r"^make \w+", install[1], re.M) == ["make demo", "make test"]
     assert len(install[1].splitlines()) == 2
     assert "does *not* win" in readme.partition("## Speed")[2].partition("## ")[0]
 

@@ -1,6 +1,7 @@
 """Replies made to break a round: each is named and refused, or bounded, and the others' round completes."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -283,6 +284,30 @@ def test_a_running_sum_is_that_of_all_at_once(weights: list[float], share: float
     assert found.sums[0] == pytest.approx(expected)
     assert float(found.total) == pytest.approx(expected)
     assert set(found.factors[0]) == {str(k) for k, weight in enumerate(weights) if weight > top}
+
+
+def test_the_caps_do_not_hold_against_many_who_lie_together() -> None:
+    """A limit that the documentation names: if it changes, the page must, too."""
+    page = " ".join((Path(__file__).parents[1] / "docs" / "federation.md").read_text().split())
+    assert "Of 20 nodes, four liars have up to 80 % of the norms. For five there is no limit left" in page
+    assert "The same is true of ten liars for the weight, and of two for any other sum" in page
+    lie = 1e9
+    for share, enough in ((0.2, 5), (0.1, 10), (0.5, 2)):
+        honest = [1.0] * (20 - enough)
+        assert ceiling(0.0, honest + [lie] * enough, share) == pytest.approx(lie)
+        fewer = ceiling(0.0, [*honest, 1.0] + [lie] * (enough - 1), share)
+        assert fewer == pytest.approx(share * (21 - enough) / (1 - (enough - 1) * share))
+
+
+@pytest.mark.parametrize(("liars", "limited"), [(1, True), (4, True), (5, False)])
+def test_five_of_twenty_liars_move_the_model_at_will(liars: int, limited: bool) -> None:
+    aggregator = server("fedavg")
+    numbers = {"size": 100, "steps": 10.0, "lr": 0.1}
+    for k in range(20):
+        scale = 1e9 if k < liars else 1.0
+        aggregator.accept(f"node {k}", Reply(reply(k, scale).arrays, numbers))
+    aggregator.finish()
+    assert (float(aggregator.x.norm()) < 100) is limited
 
 
 def test_few_contributions_are_held_however_many_there_are() -> None:

@@ -5,8 +5,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ HISTORY = "history.jsonl"
 RESULTS = "results.json"
 CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
+PARTIAL = ".partial-"
 
 
 def default_cache() -> Path:
@@ -120,3 +123,18 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
         yield held
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def partial_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder in a folder, removed at the end unless renamed; also removes what kills left."""
+    with ExitStack() as stack:
+        with lock(folder, wait=True):  # excludes other processes that create, remove or rename
+            for left in folder.glob(f"{PARTIAL}*/"):
+                with suppress(FileNotFoundError), lock(left) as mine:  # else its process has just ended
+                    if mine:
+                        shutil.rmtree(left, ignore_errors=True)
+            path = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder))
+            stack.callback(shutil.rmtree, path, ignore_errors=True)
+            stack.enter_context(lock(path))
+        yield path

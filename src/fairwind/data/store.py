@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +20,10 @@ from torch import Tensor
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source, named_vectors, sha256
 from fairwind.errors import InputError, first_line
-from fairwind.files import default_cache, lock, read_json, write_json
+from fairwind.files import PARTIAL, default_cache, lock, partial_folder, read_json, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-PARTIAL = ".partial-"
 # A dataset of up to a GiB is one shard, memory-mapped and never copied. A larger one is joined from shards of
 # a quarter of that size, so that peak memory is not much larger than the dataset.
 WHOLE, SHARD = 1 << 30, 1 << 28
@@ -134,7 +133,8 @@ def save(path: Path, federation: Federation, known: dict[str, Any]) -> Entry:
     }
     if federation.groups:
         manifest["groups"] = list(federation.groups)
-    with _writing(cache), _partial(cache) as partial:
+    with _writing(cache), partial_folder(cache) as partial:
+        partial.chmod(0o755)
         manifest["shards"] = _write_shards(partial, federation)
         write_json(partial / MANIFEST, manifest, indent=None)
         with lock(cache, wait=True):
@@ -186,22 +186,6 @@ def _read_manifest(path: Path) -> Entry:
     except (OSError, ValueError):
         raise InputError(f"{path / MANIFEST} is no manifest; delete {path} and prepare it again") from None
     return Entry(path, manifest)
-
-
-@contextmanager
-def _partial(cache: Path) -> Iterator[Path]:
-    """A temporary folder, removed at the end unless renamed; also removes those left by killed processes."""
-    with ExitStack() as stack:
-        with lock(cache, wait=True):  # excludes other processes that create, remove or rename
-            for left in cache.glob(f"{PARTIAL}*"):
-                with lock(left) as mine:
-                    if mine:
-                        shutil.rmtree(left, ignore_errors=True)
-            path = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=cache))
-            stack.callback(shutil.rmtree, path, ignore_errors=True)
-            stack.enter_context(lock(path))
-        path.chmod(0o755)
-        yield path
 
 
 def _write_shards(path: Path, federation: Federation) -> list[str]:

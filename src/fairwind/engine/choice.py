@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import nn
 
 from fairwind.data.federation import Federation
-from fairwind.engine.costs import loop_seconds, stacked_seconds
+from fairwind.engine.costs import least_stacked_seconds, loop_seconds, stacked_seconds
 from fairwind.engine.model import CannotStackError, StackedModel
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.precision import compute_type
@@ -45,10 +45,15 @@ def choose(
         return Choice(None, "engine=loop")
     compute = compute_type(settings.precision)
     on_cpu = federation.device.type == "cpu"
+    free = on_cpu and not _needs_stacked(settings, ranks)
+    size, workers, compiled = solver.batch_size, settings.workers or 1, settings.compile == "on"
+    alone = SURELY * loop_seconds(plain, size, workers)
     reason = ""
     stacked = None
     if callable(solver.optimizer):
         reason = f"{solver.name} is not one of the optimizers that are stacked (sgd, adam, adamw, rmsprop)"
+    elif free and alone < least_stacked_seconds(plain, size, workers):
+        return _gains_nothing(plain, size, rows)
     else:
         try:
             factored = on_cpu and solver.plain and compute is None
@@ -62,15 +67,16 @@ def choose(
         return Choice(None, reason)
     if settings.engine == "stacked":
         return Choice(stacked, "engine=stacked")
-    if on_cpu and not _needs_stacked(settings, ranks):
-        size, workers, compiled = solver.batch_size, settings.workers or 1, settings.compile == "on"
-        alone = loop_seconds(plain, size, workers)
-        if SURELY * alone < stacked_seconds(stacked, plain, size, rows, workers, compiled=compiled):
-            why = "a local step of this model keeps a core busy"
-            if not plain.fills_a_core(size):
-                why = f"the clients at once ({rows}) are few for the operations of a local step"
-            return Choice(None, f"on a CPU {why}, and stacking gains nothing")
+    if free and alone < stacked_seconds(stacked, plain, size, rows, workers, compiled=compiled):
+        return _gains_nothing(plain, size, rows)
     return Choice(stacked, "the model can be stacked")
+
+
+def _gains_nothing(plain: PlainModel, batch_size: int, rows: int) -> Choice:
+    why = "a local step of this model keeps a core busy"
+    if not plain.fills_a_core(batch_size):
+        why = f"the clients at once ({rows}) are few for the operations of a local step"
+    return Choice(None, f"on a CPU {why}, and stacking gains nothing")
 
 
 def _needs_stacked(settings: Settings, ranks: Ranks) -> str:

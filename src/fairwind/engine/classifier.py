@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fairwind.engine.local import Rules
 from fairwind.engine.model import StackedModel
-from fairwind.engine.native import build, cached, source
+from fairwind.engine.native import build, library, source
 from fairwind.engine.solver import Solver
 from fairwind.engine.steps import Batches, Rows
 from fairwind.layers.pointwise import Operations
@@ -44,9 +44,8 @@ class Classifier:
     def __init__(self, kind: str, model: StackedModel, rules: Rules):
         self.kind = KINDS[kind]
         self.scales = torch.tensor(rules.scales, dtype=model.dtype)
-        folder = cached(source(*FILES), lambda made: build(FILES[0], made / "classifier.so"))
-        library = ctypes.CDLL(str(folder / "classifier.so"))
-        self._run = getattr(library, f"classify_{TYPES[model.dtype]}")
+        function = f"classify_{TYPES[model.dtype]}"
+        self._run = getattr(library(source(*FILES), function, lambda made: build(FILES[0], made)), function)
         self._run.restype = None
 
     def driver(self) -> "Classifier":

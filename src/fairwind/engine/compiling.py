@@ -6,8 +6,11 @@ steps are replayed as CUDA graphs, `torch.compile` is used.
 """
 
 import ctypes
+import os
 import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
@@ -19,9 +22,10 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fairwind.data import samples
+from fairwind.engine import cache
 from fairwind.engine.gradients import Product
 from fairwind.engine.graphs import out_of_memory
-from fairwind.engine.native import build, cached, compiler, source
+from fairwind.engine.native import build, compiler, library, named, source
 from fairwind.engine.steps import Batches, Rows, Step
 from fairwind.errors import first_line
 from fairwind.layers import prepare_compiler, tracing
@@ -30,6 +34,7 @@ DRIVER = "driver.cpp", "subnormal.h"
 # Sizes of the example that a step is traced with: all different, so that none is mistaken for another.
 ROWS, OFFSETS, TABLE, SAMPLES = 7, 13, 29, 41
 OPTIONS = {"cpp.threads": 1}  # a worker has one core
+INDUCTOR, KEPT = "TORCHINDUCTOR_CACHE_DIR", ("??/*", "precompiled_headers/*.*")
 CODES = {  # of types, in C++
     torch.uint8: 0,
     torch.int8: 1,
@@ -63,7 +68,7 @@ class Library:
         graph, self.shared, self.parts = _trace(step, example, varying, structure)
         varying += [0] * len(self.shared)
         self.strides = [t.stride() for t in (*example, *self.shared)]
-        self.path = _build(graph, [*example, *self.shared], varying)
+        self.step, self.steps = _build(graph, [*example, *self.shared], varying), _driver()
 
     def driver(self) -> "Driver":
         return Driver(self)
@@ -74,8 +79,7 @@ class Driver:
 
     def __init__(self, library: Library):
         self.shared, self.parts, self.strides = library.shared, library.parts, library.strides
-        self._library = ctypes.CDLL(str(library.path / "step.so"))
-        self._driver = ctypes.CDLL(str(library.path / "driver.so"))
+        self._library, self._driver = library.step, library.steps
         self._container = ctypes.c_void_p()
         create = self._library.AOTInductorModelContainerCreateWithDevice
         _done(create(ctypes.byref(self._container), ctypes.c_size_t(1), b"cpu", None))
@@ -182,20 +186,29 @@ def _lift(graph: GraphModule) -> list[Tensor]:
     return [tensor for tensor, _ in shared.values()]
 
 
-def _build(graph: GraphModule, example: list[Tensor], varying: list[int]) -> Path:
-    """The cache folder of the compiled graph and its driver."""
+def _build(graph: GraphModule, example: list[Tensor], varying: list[int]) -> ctypes.CDLL:
+    """The compiled graph."""
     shapes = [(str(t.dtype), tuple(t.shape), t.stride()) for t in example]
-    described = graph.code, shapes, source(*DRIVER), OPTIONS, torch.__version__
+    described = graph.code, shapes, OPTIONS, torch.__version__
 
-    def make(folder: Path) -> None:
-        with warnings.catch_warnings():
+    def make(path: Path) -> None:
+        build("/dev/null", path)  # of a compiler that does not work, PyTorch's does not say so
+        with warnings.catch_warnings(), _private_inductor():
             warnings.simplefilter("ignore")
-            _compile(graph, example, varying, folder)
+            _compile(graph, example, varying, path)
 
-    return cached(described, make)
+    return library(described, "AOTInductorModelContainerRunSingleThreaded", make)
 
 
-def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], folder: Path) -> None:
+def _driver() -> ctypes.CDLL:
+    """What runs many steps of a compiled graph in one call."""
+    libraries = Path(torch.__file__).parent / "lib"
+    options = f"-L{libraries}", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"
+    described = source(*DRIVER), torch.__version__
+    return library(described, "take_steps", lambda path: build(DRIVER[0], path, *options))
+
+
+def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], path: Path) -> None:
     from torch.export import Dim, export
 
     dims = {ROWS: Dim("rows"), OFFSETS: Dim("offsets"), TABLE: Dim("table"), SAMPLES: Dim("samples")}
@@ -203,14 +216,36 @@ def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], fold
     with torch.no_grad():
         program = export(graph, tuple(example), dynamic_shapes=shapes)
         package = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(folder / "step.pt2"), inductor_configs=OPTIONS
+            program,
+            package_path=str(path.with_suffix(".pt2")),
+            inductor_configs={**OPTIONS},  # which it changes
         )
     with zipfile.ZipFile(package) as archive:
-        (library,) = (name for name in archive.namelist() if name.endswith(".so"))
-        (folder / "step.so").write_bytes(archive.read(library))
-    Path(package).unlink()
-    libraries = Path(torch.__file__).parent / "lib"
-    build(DRIVER[0], folder / "driver.so", f"-L{libraries}", "-ltorch_cpu", f"-Wl,-rpath,{libraries}")
+        (name,) = (name for name in archive.namelist() if name.endswith(".so"))
+        path.write_bytes(archive.read(name))
+
+
+@contextmanager
+def _private_inductor() -> Iterator[None]:
+    """Lets PyTorch's compiler use a private folder, with what earlier processes kept of theirs.
+
+    Its own in /tmp has a name that others can guess, and what is there is used unchecked: precompiled
+    headers, and libraries that probe the processor.
+    """
+    from torch._inductor import codecache, cpp_builder
+
+    version = cpp_builder.get_compiler_version_info(cpp_builder.get_cpp_compiler())
+    with cache.tools(named(("inductor", torch.__version__, version), "zip"), *KEPT) as folder:
+        before = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR, os.environ.get(INDUCTOR)
+        headers = folder / "precompiled_headers"
+        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
+        os.environ[INDUCTOR] = str(folder)
+        try:
+            yield
+        finally:
+            codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR, own = before
+            del os.environ[INDUCTOR]
+            os.environ.update({INDUCTOR: own} if own else {})
 
 
 def compiled_for_gpu(step: Step) -> Step:
@@ -220,6 +255,10 @@ def compiled_for_gpu(step: Step) -> Step:
     step.__code__ = step.__code__.replace()
     plain: Step = step
     prepare_compiler()
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get(INDUCTOR) in (None, default_cache_dir()):  # in /tmp, where others can write
+        os.environ[INDUCTOR] = str(cache.private_folder("inductor"))
     compiled: Step = torch.compile(plain)
     chosen: Step | None = None
 

@@ -26,9 +26,22 @@ def stacked_seconds(
     stacked: StackedModel, plain: PlainModel, batch_size: int, rows: int, workers: int, *, compiled: bool
 ) -> float:
     """Of one row, if so many train at once."""
-    numbers, parameters = 2 * batch_size * stacked.per_sample, stacked.layout.parameters
-    work = 3.9e-9 * numbers + 1.3e-9 * parameters + 6e-12 * plain.operations(batch_size)
+    numbers, parameters = 2 * batch_size * stacked.per_sample, plain.layout.parameters
+    work = 3.9e-9 * numbers + _work(plain, batch_size)
     shared = rows * (numbers + 5 * parameters) >= LAUNCHED * stacked.operations  # among workers
     if compiled or shared:
-        work *= 0.4 + 0.6 / workers
+        work *= _among(workers)
     return work if compiled else work + 22e-6 * stacked.operations / rows
+
+
+def least_stacked_seconds(plain: PlainModel, batch_size: int, workers: int) -> float:
+    """Of one row at least, whatever stacking it takes: trying that is expensive for a large model."""
+    return _work(plain, batch_size) * _among(workers)
+
+
+def _work(plain: PlainModel, batch_size: int) -> float:
+    return 1.3e-9 * plain.layout.parameters + 6e-12 * plain.operations(batch_size)
+
+
+def _among(workers: int) -> float:
+    return 0.4 + 0.6 / workers

@@ -1,5 +1,6 @@
-"""C++ that is built when it is first needed, and kept in the cache."""
+"""C++ that is built when it is first needed, and loaded."""
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -7,11 +8,14 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from fairwind.engine import cache
 from fairwind.files import default_cache
 
 HERE = Path(__file__).parent
+_LOADED: dict[Path, ctypes.CDLL] = {}  # so that none is loaded twice: the loader cannot know them as equal
 
 
 def compiler() -> str | None:
@@ -25,24 +29,56 @@ def source(*names: str) -> str:
     return "\n".join((HERE / name).read_text() for name in names)
 
 
-def cached(described: object, make: Callable[[Path], None]) -> Path:
-    """A folder of the cache that `make` filled, now or earlier, from what is described."""
-    name = hashlib.sha256(repr((described, _processor())).encode()).hexdigest()[:24]
-    folder = default_cache() / "compiled"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="fairwind-"))
-    path = folder / name
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            make(Path(made))
-            try:
-                os.rename(made, path)
-            except OSError:  # another process was faster
-                shutil.rmtree(made, ignore_errors=True)
-            Path(made).mkdir(exist_ok=True)  # for its end
-    return path
+def named(described: object, ending: str) -> str:
+    """The name in the cache of what is built on this machine from what is described."""
+    digest = hashlib.sha256(repr((described, _processor())).encode()).hexdigest()
+    return f"{digest[:24]}.{ending}"
+
+
+def library(described: object, needed: str, make: Callable[[Path], None]) -> ctypes.CDLL:
+    """The library with a function `needed` that `make` builds from what is described, now or earlier."""
+    name = named(described, "so")
+    path = default_cache() / name
+    if path not in _LOADED:
+        _LOADED[path] = _kept(name, needed) or _built(name, needed, make)
+    return _LOADED[path]
+
+
+def _kept(name: str, needed: str) -> ctypes.CDLL | None:
+    data = cache.read(name)
+    if data is not None:
+        with suppress(OSError, AttributeError):  # if the system has changed
+            return _loaded(data, needed)
+    return None
+
+
+def _built(name: str, needed: str, make: Callable[[Path], None]) -> ctypes.CDLL:
+    with cache.workplace() as folder:
+        make(folder / name)
+        data = (folder / name).read_bytes()
+    loaded = _loaded(data, needed)
+    cache.write(name, data)
+    return loaded
+
+
+def _loaded(data: bytes, needed: str) -> ctypes.CDLL:
+    """A library, loaded from memory: what was verified is what runs, whatever becomes of its file."""
+    with tempfile.TemporaryDirectory(prefix="fairwind-") as private:
+        path = (
+            Path(private) / "library.so"
+        )  # a new path: for a known one, the loader returns the known library
+        try:
+            with os.fdopen(os.memfd_create("fairwind"), "wb") as memory:
+                memory.write(data)
+                memory.flush()
+                path.symlink_to(f"/proc/self/fd/{memory.fileno()}")
+                found = ctypes.CDLL(str(path))
+        except (AttributeError, OSError):  # a system without files in memory, or that runs none
+            path.unlink(missing_ok=True)
+            path.write_bytes(data)
+            found = ctypes.CDLL(str(path))
+    getattr(found, needed)
+    return found
 
 
 def build(name: str, library: Path, *options: str) -> None:
@@ -51,8 +87,13 @@ def build(name: str, library: Path, *options: str) -> None:
     assert found is not None
     native = ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else []
     always = ["-O3", *native, "-std=c++17", "-shared", "-fPIC"]
-    command = [found, *always, "-o", str(library), str(HERE / name), *options]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [found, *always, "-o", str(library), "-x", "c++", str(HERE / name), *options]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        why = next((line for line in done.stderr.splitlines() if "error" in line), "it does not say why")
+        raise RuntimeError(f"the compiler {found} failed: {why}")
+    if not library.is_file() or not library.stat().st_size:
+        raise RuntimeError(f"the compiler {found} wrote no library, and no error; set CXX to another")
 
 
 def _processor() -> str:

@@ -7,15 +7,16 @@ A client's reply takes one of two forms, and the server decides which it asks fo
   which client it bounded. This is the default in a deployment.
 - "sums": only coef·δ_k and the algorithm's sums, as secure aggregation needs it. If the server receives such
   replies one by one, it can still bound a client's share of the weight and of the total update. Under secure
-  aggregation it sees no single client, and bounds nothing.
+  aggregation it sees sums over clients alone, and bounds nothing.
 
 Why reports by default? A fair algorithm gives more weight to clients with a high loss, so clients could lie.
 Of 20 equal clients, one that overstates its loss tenfold gets 35 % of the weight at α = 1; one that reports a
 first loss of 1e-300 gets all of it. From sums alone, a lie cannot be distinguished from a large client.
 
 Whatever the form, no client has more than `Bounds.share` of a round's weight, twice that of the norms of the
-round's updates, and half of any other sum (or twice an equal share, if that is more). With `Privacy` other
-bounds take the place of these: see there.
+round's updates, and half of any other sum (or twice an equal share, if that is more). These are shares of all
+that is sent, lies included: clients that lie together have one share each, and no limit at all once their
+shares add up to the whole. With `Privacy` other bounds take the place of these: see there.
 """
 
 from fairwind.exchange.bounds import UNBOUNDED, Bounds

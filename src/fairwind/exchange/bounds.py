@@ -15,7 +15,8 @@ FEWEST = 3  # minimum number of other clients for a median
 class Bounds:
     """Limits on a single client. Factors are relative to the median of the other clients' last reports.
 
-    Numbers outside are clamped, and the client is logged; infinity switches a bound off.
+    Numbers outside are clamped, and the client is logged; infinity switches a bound off. Clients that lie
+    together are not limited once their shares add up to the whole.
     """
 
     share: float = 0.1

@@ -107,7 +107,10 @@ class CappedSum:
 
 
 def ceiling(rest: float, values: list[float], share: float) -> float:
-    """The largest T with T = share·(rest + Σ min(value, T)); infinity where one may have all."""
+    """The largest T with T = share·(rest + Σ min(value, T)); infinity where one may have all.
+
+    Of 1/share or more large values none is cut down to the others' size: they are the whole themselves.
+    """
     if share >= 1:
         return math.inf
     ascending = sorted(values)

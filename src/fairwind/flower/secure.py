@@ -1,4 +1,7 @@
-"""The same under SecAgg+, where the server sees no client's numbers but only what all add up to.
+"""The same under SecAgg+, where the server sees only what the clients' numbers add up to.
+
+A round is tried again until its scales fit. If other nodes reply then, the difference of the two sums is what
+a single node sent.
 
 Flower has SecAgg+ for its older kind of strategy. Here it is given one: clients are sent the model, and what
 comes back is one vector, the mean of the clients'.
@@ -67,7 +70,7 @@ def secure_client_app(
 
 
 class SecureStrategy(AlgorithmStrategy):
-    """An algorithm's server that is told sums and nothing else."""
+    """An algorithm's server that is told sums and nothing else, one for each attempt at a round."""
 
     def __init__(
         self,
