@@ -9,7 +9,7 @@ from fairwind.data.federation import Federation
 from fairwind.engine.losses import cross_entropy, per_sample
 from fairwind.engine.settings import Model
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, whole
+from fairwind.errors import InputError, python_numbers, whole
 from fairwind.scores import accuracy, as_scores
 
 
@@ -46,6 +46,7 @@ class Task:
             raise InputError(f"a {kind} is not a model: give a torch.nn.Module or a function that makes one")
         if not isinstance(self.solver, Solver):
             raise InputError(f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…)")
+        object.__setattr__(self, "rounds", python_numbers(self.rounds))
         whole(1, rounds=self.rounds)
         per_sample(self.loss)
         as_scores(self.score)

@@ -74,6 +74,7 @@ class Simulation:
             self.plain = PlainModel(first, self.federation, per_sample(loss), self.scores)
             rows = self.planner.participants * len(self.runs)
             self.choice = choose(first, self.plain, self.federation, self.settings, ranks, rows)
+        self.settings.check_target(self.scores[0])
         self.settings = replace(self.settings, engine=self.choice.engine)
         self.layout = self.plain.layout
 
