@@ -33,6 +33,7 @@ from fairwind.recipe import Recipe, changed_settings, settings_of
 from fairwind.references import is_reference, load_task
 from fairwind.run_folder import check_free, explaining, held, new_directory
 from fairwind.setups import Where
+from fairwind.spec import with_parameters
 from fairwind.task import Task
 from fairwind.tracking import Tracking
 from fairwind.training import help_along
@@ -161,24 +162,25 @@ class Compare:
 
     def recipe(self, own: Task | None = None) -> Recipe:
         """What the options amount to, for a setup or a task of one's own."""
-        given = {name: getattr(self, name) for name in SETTINGS}
-        changes = {name: value for name, value in given.items() if value is not None}
+        options = {name: getattr(self, name) for name in SETTINGS}
+        changes = {name: value for name, value in options.items() if value is not None}
         settings: Settings
         if own is None:
             spec = setups.with_clients(self.task, self.clients)
             settings = settings_of(spec, **changes)
         else:
             spec, settings = self.task, changed_settings(own.solver, own.rounds, **changes)
-        specs = tuple(self._with_alpha(algorithm) for algorithm in algorithms.with_sets(self.algorithms))
-        if self.alpha is not None and specs == self.algorithms:
+        given = algorithms.with_sets(self.algorithms)
+        specs = tuple(self._with_alpha(spec) for spec in given)
+        if self.alpha is not None and specs == given:
             raise InputError("--alpha is AdaFedAdam's, and no adafedadam without its own alpha is compared")
         return Recipe(spec, specs, self.seeds, settings)
 
     def _with_alpha(self, spec: str) -> str:
-        name, colon, rest = spec.partition(":")
+        name, _, rest = spec.partition(":")
         if self.alpha is None or name != "adafedadam" or "alpha=" in rest:
             return spec
-        return f"{name}:alpha={self.alpha:g}" + ("," + rest if colon else "")
+        return with_parameters(spec, alpha=self.alpha)
 
 
 def _load(spec: str, where: Where) -> Task:
