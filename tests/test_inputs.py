@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from conftest import make_federation, make_model
 from fairwind.directory import RunDirectory
 from fairwind.engine.settings import resolve
 from fairwind.exchange import Bounds, LocalClient, Privacy
+from fairwind.report.interim import read_interim
+from fairwind.report.page import page
+from fairwind.report.record import read_record
 from fairwind.spec import arguments, parameters, with_parameters
 
 
@@ -199,7 +203,7 @@ import torch
 from torch import nn
 
 task = fw.Task(nn.Linear(2, 2), fw.Federation.from_clients([(torch.randn(8, 2), torch.zeros(8).long())] * 2))
-larger = fw.Task(nn.Linear(2, 2), fw.setup("synthetic:clients=3").federation, rounds=5)
+larger = fw.Task(nn.Linear(2, 2), task.federation, rounds=5)
 averaging = fw.algorithms.fedavg()._replace(name="")
 
 
@@ -214,9 +218,7 @@ def prepare(path):
 
 def test_a_file_without_the_name_of_its_task_is_told_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN_FILE)
-    (tmp_path / "makers.py").write_text(
-        OWN_FILE.replace("task =", "_task =").replace("larger =", "_larger =")
-    )
+    (tmp_path / "makers.py").write_text(OWN_FILE.replace("task", "_task").replace("larger", "_larger"))
     (tmp_path / "empty.py").write_text("x = 3\n")
     for words, said in {
         (
@@ -243,6 +245,33 @@ def test_a_file_without_the_name_of_its_task_is_told_what_it_has(tmp_path: Path)
         done = called(*words, cwd=tmp_path)
         assert done.returncode == 2
         assert said in done.stderr
+
+
+def titles(run: Path) -> list[str]:
+    """What a browser's tab and the page's first line say."""
+    html = page(read_record(run), {})
+    return [re.search(f"<{tag}>(.*)</{tag}>", html)[1].removesuffix(" · Fairwind") for tag in ("title", "h1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "title"), [("clinics", "clinics"), ("clinics 2023/24", "clinics 2023/24"), ("", "3 clients")]
+)
+def test_the_page_is_titled_by_the_tasks_name(name: str, title: str, tmp_path: Path) -> None:
+    fw.compare(make_task(name=name), ["fedavg", "fedadam"], out=tmp_path / "run", progress=False)
+    assert titles(tmp_path / "run") == [f"2 algorithms on {title}"] * 2
+
+
+@pytest.mark.parametrize(("name", "title"), [(', name="clinics"', "clinics"), ("", "mine.py:larger")])
+def test_the_page_of_a_file_is_titled_by_the_tasks_name(name: str, title: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_FILE.replace("rounds=5", f"rounds=1{name}"))
+    words = "compare", f"{tmp_path}/mine.py:larger", "--algorithms", "fedavg", "--seeds", 0, "--device", "cpu"
+    done = called(*words, "--compile", "off", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run, *_ = (tmp_path / "runs").iterdir()
+    assert titles(run) == [f"FedAvg on {title}"] * 2
+    assert run.name.startswith(title.replace(":", "-"))
+    (run / "results.json").unlink()
+    assert f"<title>FedAvg on {title} ·" in page(read_interim(run), {})
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ class Recipe:
             loss=task.loss,
             score=task.score,
             ranks=join(),
+            name=task.name,
         )
 
     def vouched(self, task: Task, simulation: Simulation) -> "Recipe":

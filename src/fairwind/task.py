@@ -33,7 +33,7 @@ class Task:
     rounds: int = 100
     """Rounds of training, unless a call says otherwise."""
     name: str = ""
-    """Its name in results; the federation's name if not given."""
+    """Its name in results and on report pages; the federation's name if not given."""
     source: str = field(default="", repr=False)
     """How the command line finds it: a setup such as cifar10:beta=0.1, or FILE.py:NAME."""
 
@@ -60,5 +60,6 @@ class Task:
         return loss, *(score.name for score in as_scores(self.score))
 
     def sourced(self, source: str) -> "Task":
-        """The same task, as found by the command line."""
-        return replace(self, source=source)
+        """The same task, as found by the command line; without a name of its own it has its source's."""
+        name = source.rpartition("/")[2] if self.name == Federation.name else self.name
+        return replace(self, source=source, name=name)

@@ -52,9 +52,10 @@ class Simulation:
         loss: Any = cross_entropy,
         score: Any = accuracy,
         ranks: Ranks = ALONE,
+        name: str = "",
     ):
         """`loss` and `score` as users give them: see `losses.per_sample` and `scores.as_scores`."""
-        self.ranks, self.runs = ranks, list(runs)
+        self.ranks, self.runs, self.name = ranks, list(runs), name
         self.scores = as_scores(score)
         self.settings = resolve(settings, ranks)
         check_runs(self.runs, self.settings, ranks)
