@@ -85,7 +85,7 @@ class Comparison:
             from fairwind.report.table import summary_table
         except ModuleNotFoundError:  # without the extra for the command line
             return "\n".join(map(repr, self.runs))
-        console = Console(width=96, color_system=None, force_jupyter=False)
+        console = Console(width=80, color_system=None, force_jupyter=False)
         with console.capture() as capture:
             console.print(summary_table(self.results, self._ahead()))
         return capture.get().rstrip()
