@@ -188,6 +188,20 @@ def test_targets_of_other_scores_are_in_their_own_units() -> None:
     assert fw.simulate(task, "fedavg", target=1, eval_every=20, progress=False).rounds == [0, 20, 40]
 
 
+@pytest.mark.parametrize("task", ["synthetic:clients=3", "mine.py:task"])
+def test_a_task_among_the_algorithms_is_told_its_place(task: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_FILE)
+    done = called("compare", "--algorithms", "fedavg", task, cwd=tmp_path)
+    assert done.returncode == 2
+    assert (
+        f"not an algorithm: on the command line it comes first, as in 'fairwind compare {task}" in done.stderr
+    )
+
+
+def test_an_unknown_setup_is_told_how_a_task_of_ones_own_is_given(tmp_path: Path) -> None:
+    assert "a task of your own is FILE.py:NAME" in called("compare", "mine:task", cwd=tmp_path).stderr
+
+
 def zero(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.zeros(len(targets))
 

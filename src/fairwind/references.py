@@ -33,11 +33,21 @@ def load_task(text: str) -> Task:
 def load_algorithm(text: str) -> AnyAlgorithm:
     """The algorithm that a reference names; a function without arguments is called."""
     found = _load(text, "algorithm")
+    if isinstance(found, Task):
+        raise not_an_algorithm(text, "task")
     if not is_algorithm(found):
         raise InputError(
             f"{text} is a {type(found).__name__}, not an algorithm: make a fairwind.Algorithm(init, …)"
         )
     return found
+
+
+def not_an_algorithm(text: str, kind: str) -> InputError:
+    """What to say of a task among algorithms: an option before it has taken it for one of its values."""
+    return InputError(
+        f"{text} is a {kind}, not an algorithm: on the command line it comes first, as in "
+        f"'fairwind compare {text} --algorithms …'"
+    )
 
 
 def _load(text: str, kind: str) -> Any:

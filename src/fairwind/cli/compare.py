@@ -52,6 +52,8 @@ class Compare:
 
     All runs are stacked and train at once. Results, curves and a report page go into a directory; a
     comparison that was stopped, or killed, goes on with 'fairwind resume DIR'.
+
+    For example: fairwind compare synthetic --algorithms fedavg adafedadam --rounds 100
     """
 
     task: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")] = "synthetic"
@@ -68,8 +70,9 @@ class Compare:
     clients: Whole = None
     """Number of clients of a setup; the same as SETUP:clients=…"""
     algorithms: Names = algorithms.PAPER
-    """Algorithms to compare; parameters follow a colon, as in adafedadam:alpha=2,warmup=0. One of your own is
-    FILE.py:NAME of a fairwind.Algorithm. A set is named paper, fair, accelerated or all."""
+    """Algorithms to compare, separated by spaces or commas; parameters follow a colon, as in
+    adafedadam:alpha=2,warmup=0. One of your own is FILE.py:NAME of a fairwind.Algorithm. A set is named
+    paper, fair, accelerated or all."""
     seeds: Seeds = (0, 1, 2)
     """Seeds of initial weights, batch order and participation; every algorithm runs under each."""
     rounds: Whole = None
@@ -101,7 +104,7 @@ class Compare:
     eval_every: Count = 10
     """Rounds between evaluations of all clients on their test samples."""
     target: Number = None
-    """Stop early once the average of every run has reached this."""
+    """Stop early once the average of every run has reached this, in percent if the score is accuracy."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto takes a GPU where there is one."""
     engine: Engine = "auto"

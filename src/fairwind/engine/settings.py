@@ -41,7 +41,7 @@ class Settings:
     eval_every: int = 10
     """Rounds between evaluations of all clients on their test samples."""
     target: float | None = None
-    """Average score at which training stops early, once every run has reached it."""
+    """Average score at which training stops early, once every run has reached it; accuracies in percent."""
     engine: Engine = "auto"
     """Train all clients of all runs at once (stacked) or one after another (loop); "auto" chooses the faster
     one that can train the model."""
