@@ -187,6 +187,37 @@ def test_nothing_is_wider_than_the_screen(browser: Any, report: Path, width: int
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_a_table_that_goes_on_beyond_the_edge_shows_it(
+    browser: Any, report: Path, width: int, scheme: str
+) -> None:
+    page = opened(browser, report, width, scheme)
+    table = page.get_by_role("region", name="Summary", exact=True)
+    table.scroll_into_view_if_needed()
+
+    def is_shaded() -> bool:
+        """Whether the upper right corner, where no text is, looks other than the upper left one."""
+        box = table.bounding_box()
+        left, right = (
+            page.screenshot(clip={"x": x, "y": box["y"] + 1, "width": 4, "height": 4})
+            for x in (box["x"], box["x"] + box["width"] - 4)
+        )
+        return bool(left != right)
+
+    assert is_shaded() == (width == 390)
+    table.evaluate("(region) => { region.scrollLeft = 100; }")
+    assert is_shaded() == (width == 390)
+    table.evaluate("(region) => { region.scrollLeft = 10000; }")
+    assert not is_shaded()
+
+
+def test_what_is_clicked_is_not_printed(browser: Any, report: Path) -> None:
+    page = opened(browser, report)
+    page.emulate_media(media="print")
+    assert not page.locator(".save").first.is_visible()
+    assert not page.locator(".controls").first.is_visible()
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_axe_finds_nothing_serious(browser: Any, report: Path, width: int, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
     page = opened(browser, report, width, scheme)

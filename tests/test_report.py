@@ -22,7 +22,7 @@ from fairwind.report.finding import best_shown, finding
 from fairwind.report.page import figures, page
 from fairwind.report.paired import paired
 from fairwind.report.record import read_record
-from fairwind.report.table import MEASURES, display_name
+from fairwind.report.table import MEASURES, display_name, measures
 from fairwind.report.theme import PALETTE, styles, theme
 from fairwind.results import commonest_answer, summary_of
 
@@ -140,6 +140,32 @@ def printed(results: dict[str, Any], directory: Path | None = None) -> str:
     table = summary_table(results, ahead)
     Console(file=out, width=80, color_system="standard", force_terminal=True).print(table)
     return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "average"),
+    [("accuracy", 100.0), *(("lower", value) for value in (12345.6, 1.5e12, 98765.4, 3.27, 0.0123, 1e-7))],
+)
+def test_no_number_and_no_name_is_cut(average: float, kind: str, grouped: bool, width: int) -> None:
+    keys = ("avg", "std", "worst30", "worst", "avg_weighted", "worst_group_avg", "group_gap")
+    labels = ["fedavg", "adafedadam:alpha=2,warmup=0", "mine"]
+    value = {"mean": average, "std": average * 0.123}
+    groups = {"groups": {"north": {"clients": 2, "avg": value}}} if grouped else {}
+    rows = [{"algorithm": label} | dict.fromkeys(keys, value) | groups for label in labels]
+    runs = [{"algorithm": a, "seed": s, "left_out": 0, "stalled_rounds": 0} for a in labels for s in (0, 1)]
+    results = {"scores": [{"name": "rmse", "kind": kind}], "summary": rows, "runs": runs}
+    out = StringIO()
+    Console(file=out, width=width).print(summary_table(results, width=width))
+    shown = out.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    mean, spread = map(measures(results)[0].text, value.values())
+    assert float(mean) == pytest.approx(average, rel=0.01)
+    assert shown.count(mean) == shown.count(f"±{spread}") == 5 * len(labels)
+    for word in ("FedAvg", "AdaFedAdam", "alpha=2", "warmup=0", "mine", "worst 30 %"):
+        assert word in shown
 
 
 def finding_of(directory: Path) -> str:

@@ -2,12 +2,14 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, Never
+
+import torch
 
 from fairwind import setups
 from fairwind.algorithms import REGISTRY, with_sets
@@ -18,7 +20,7 @@ from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, first_line, in_range
+from fairwind.errors import InputError, first_line, in_range, python_numbers, shown
 from fairwind.errors import unknown as unknown_name
 from fairwind.hints import LOCAL, near
 from fairwind.recipe import Recipe
@@ -48,7 +50,7 @@ def setup(
 
 def simulate(
     task: Task,
-    algorithm: str | AnyAlgorithm,
+    algorithm: Algorithms,
     *,
     seed: int = 0,
     rounds: int | None = None,
@@ -59,7 +61,7 @@ def simulate(
     eval_every: int = 10,
     target: float | None = None,
     engine: Engine = "auto",
-    device: str = "auto",
+    device: str | torch.device = "auto",
     compile: Switch = "auto",
     precision: Precision = "auto",
     memory: float | None = None,
@@ -72,12 +74,15 @@ def simulate(
 ) -> Result:
     """Trains a task with one algorithm: "adafedadam:alpha=2", or `fairwind.algorithms.adafedadam(alpha=2)`.
 
-    The other arguments are those of `compare`.
+    An algorithm of your own may be given with a name, {"mine": algorithm}. The other arguments are those of
+    `compare`.
     """
     _refuse(unknown, simulate)
+    if len(one := labelled(algorithm)) != 1:
+        raise InputError(f"simulate trains one algorithm, not {len(one)}: give one, or use compare")
     compared = compare(
         task,
-        [algorithm],
+        one,
         seeds=[seed],
         rounds=rounds,
         solver=solver,
@@ -113,7 +118,7 @@ def compare(
     eval_every: int = 10,
     target: float | None = None,
     engine: Engine = "auto",
-    device: str = "auto",
+    device: str | torch.device = "auto",
     compile: Switch = "auto",
     precision: Precision = "auto",
     memory: float | None = None,
@@ -144,6 +149,7 @@ def compare(
         raise InputError(
             f"a {type(task).__name__} is not a task: make one with fairwind.Task(model, federation)"
         )
+    checkpoint_every = python_numbers(checkpoint_every)
     in_range(0, math.inf, checkpoint_every=checkpoint_every)
     own = labelled(algorithms)
     settings = Settings(
@@ -155,14 +161,14 @@ def compare(
         eval_every=eval_every,
         target=target,
         engine=engine,
-        device=device,
+        device=str(device),
         compile=compile,
         precision=precision,
         memory=memory,
         data_on=data_on,
         workers=workers,
     )
-    recipe = Recipe(task.source or task.name, tuple(own), tuple(seeds), settings)
+    recipe = Recipe(task.source or task.name, tuple(own), _several(seeds), settings)
     given = {label: algorithm for label, algorithm in own.items() if is_algorithm(algorithm)}
     replace(recipe, own=dict.fromkeys(given, "")).check()
     console = messages() if progress else None
@@ -232,36 +238,50 @@ def page_of(compared: Comparison) -> Path | None:
         return None
 
 
+def _several(seeds: Any) -> tuple[int, ...]:
+    """The seeds as given: a list, a range, an array."""
+    found = python_numbers(seeds)
+    if isinstance(found, int | float):
+        raise InputError(f"seeds={found} is one number: give seeds=[{found}], or range({found}) for so many")
+    return tuple(python_numbers(list(found)))
+
+
 def labelled(given: Algorithms) -> dict[str, AnyAlgorithm | str]:
-    """Algorithms by label: a spec is its own label, an algorithm object's is its name and parameters."""
+    """Algorithms by label: a spec is its own label, an algorithm object's is its name, or "own"."""
     if isinstance(given, Mapping):
         for label, algorithm in given.items():
             if not (isinstance(algorithm, str) or is_algorithm(algorithm)):
                 raise _no_algorithm(algorithm)
+            if not isinstance(label, str) or not label:
+                raise InputError(f"an algorithm is called {label!r}: give it a name that is a text")
             if isinstance(algorithm, str) and algorithm != label:
                 raise InputError(
-                    f"{algorithm!r} is a spec, and keeps its name; to call it {label!r} give the algorithm"
+                    f"{algorithm!r} is a spec, and keeps its name; to call it {label!r} give the algorithm, "
+                    f"fairwind.algorithms.build({algorithm!r})"
                 )
         return dict(given)
-    several: Any = [given] if isinstance(given, str) or is_algorithm(given) else list(given)
-    several = with_sets(several)
+    if not isinstance(given, Iterable):
+        raise _no_algorithm(given)
     found: dict[str, AnyAlgorithm | str] = {}
-    for algorithm in several:
+    several: Any = [given] if isinstance(given, str) or is_algorithm(given) else given
+    for algorithm in with_sets(several):
         if not (isinstance(algorithm, str) or is_algorithm(algorithm)):
             raise _no_algorithm(algorithm)
-        label = algorithm if isinstance(algorithm, str) else algorithm.name
-        if not label:
-            raise InputError("an algorithm of your own needs a name: give {'my name': algorithm}")
+        label = algorithm if isinstance(algorithm, str) else algorithm.name or "own"
         if label in found:
-            raise InputError(f"algorithm {label!r} is given twice")
+            names = "" if isinstance(algorithm, str) else ": give names, {'one': algorithm, 'other': …}"
+            raise InputError(f"algorithm {label!r} is given twice{names}")
         found[label] = algorithm
     return found
 
 
 def _no_algorithm(given: Any) -> InputError:
+    name = getattr(given, "__name__", "")
+    if callable(given) and name in REGISTRY:
+        return InputError(f"{name} is not an algorithm, but makes one: call it, as in {name}()")
     known = ", ".join(REGISTRY)
     return InputError(
-        f"{given!r} is not an algorithm: give a name ({known}) or fairwind.algorithms.fedavg(), say"
+        f"{shown(given)} is not an algorithm: give a name ({known}) or fairwind.algorithms.fedavg(), say"
     )
 
 

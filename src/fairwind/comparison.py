@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fairwind.directory import check_whole
 from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, first_line, needs_extra, unknown
+from fairwind.errors import InputError, first_line, needs_extra, python_numbers, unknown
 from fairwind.files import CLIENTS, HISTORY, MODELS, RESULTS, read_json
 from fairwind.metrics import METRICS, OF_GROUPS, Floats, Interval, paired_differences
 
@@ -42,7 +42,8 @@ class Result:
     worst_group: str | None = None  #: Of groups, the one with the worst average.
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{k} {self.metrics[k]:.4g}" for k in ("avg", "worst30") if self.metrics.get(k))
+        found = {k: self.metrics.get(k) for k in ("avg", "worst30")}
+        shown = ", ".join(f"{k} –" if v is None else f"{k} {v:.4g}" for k, v in found.items())
         return f"<Result of {self.algorithm}, seed {self.seed}: {shown}>"
 
 
@@ -62,6 +63,7 @@ class Comparison:
 
     def __getitem__(self, key: Any) -> Result:
         """A run: by its index, its algorithm (with the first seed), or (algorithm, seed)."""
+        key = python_numbers(key)
         if isinstance(key, int):
             return self.runs[key]
         label, seed = key if isinstance(key, tuple) else (key, None)
@@ -83,7 +85,7 @@ class Comparison:
             from fairwind.report.table import summary_table
         except ModuleNotFoundError:  # without the extra for the command line
             return "\n".join(map(repr, self.runs))
-        console = Console(width=96, color_system=None, force_jupyter=False)
+        console = Console(width=80, color_system=None, force_jupyter=False)
         with console.capture() as capture:
             console.print(summary_table(self.results, self._ahead()))
         return capture.get().rstrip()

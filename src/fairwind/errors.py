@@ -4,6 +4,8 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
 
 from fairwind.hints import near
 
@@ -64,6 +66,19 @@ def shown(value: object) -> str:
         return reprlib.repr(value)
     except ValueError:  # Python refuses to print numbers with thousands of digits
         return "a number of thousands of digits"
+
+
+def python_numbers(value: Any) -> Any:
+    """Numbers of NumPy and PyTorch as Python's own, several of them as a tuple; all else as it is."""
+    if hasattr(value, "ndim") and hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(map(python_numbers, value)) if isinstance(value, list | tuple) else value
+
+
+def store_python_numbers(record: Any) -> None:
+    """Converts the numbers in the fields of a frozen dataclass, in place."""
+    for field in fields(record):
+        object.__setattr__(record, field.name, python_numbers(getattr(record, field.name)))
 
 
 def positive(**values: float) -> None:

@@ -20,7 +20,7 @@ from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, unknown
-from fairwind.references import is_reference, load_algorithm
+from fairwind.references import is_reference, load_algorithm, not_an_algorithm
 from fairwind.task import Task
 from fairwind.testing import client_numbers, rehearse
 
@@ -88,6 +88,7 @@ class Recipe:
             score=task.score,
             augment=task.augment,
             ranks=join(),
+            name=task.name,
         )
 
     def vouched(self, task: Task, simulation: Simulation) -> "Recipe":
@@ -257,6 +258,8 @@ def changed_settings(own: Solver, own_rounds: int, **changes: Any) -> Settings:
 
 def build_algorithm(label: str) -> AnyAlgorithm:
     """The algorithm of a spec such as adafedadam:alpha=2, or FILE.py:NAME."""
+    if label.partition(":")[0] in setups.SETUPS:
+        raise not_an_algorithm(label, "setup")
     return load_algorithm(label) if is_reference(label) else algorithms.build(label)
 
 

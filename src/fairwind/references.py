@@ -17,7 +17,9 @@ from fairwind.task import Task
 def is_reference(text: str) -> bool:
     """Whether a text refers to an object in a file or module, and is not a spec."""
     place, colon, name = text.rpartition(":")
-    return bool(colon) and name.isidentifier() and (place.endswith(".py") or "." in place or os.sep in place)
+    if (place if colon else name).endswith(".py"):
+        return True  # also where the object's name is missing, which `_load` says
+    return bool(colon) and name.isidentifier() and ("." in place or os.sep in place)
 
 
 def load_task(text: str) -> Task:
@@ -31,6 +33,8 @@ def load_task(text: str) -> Task:
 def load_algorithm(text: str) -> AnyAlgorithm:
     """The algorithm that a reference names; a function without arguments is called."""
     found = _load(text, "algorithm")
+    if isinstance(found, Task):
+        raise not_an_algorithm(text, "task")
     if not is_algorithm(found):
         raise InputError(
             f"{text} is a {type(found).__name__}, not an algorithm: make a fairwind.Algorithm(init, …)"
@@ -38,9 +42,19 @@ def load_algorithm(text: str) -> AnyAlgorithm:
     return found
 
 
+def not_an_algorithm(text: str, kind: str) -> InputError:
+    """What to say of a task among algorithms: an option before it has taken it for one of its values."""
+    return InputError(
+        f"{text} is a {kind}, not an algorithm: on the command line it comes first, as in "
+        f"'fairwind compare {text} --algorithms …'"
+    )
+
+
 def _load(text: str, kind: str) -> Any:
-    place, _, name = text.rpartition(":")
+    place, name = text.rpartition(":")[::2] if ":" in text else (text, "")
     module = _module(place, kind)
+    if not name:
+        raise _nameless(place, module, kind)
     if not hasattr(module, name):
         public = [each for each in vars(module) if not each.startswith("_")]
         raise unknown(f"name in {place}", name, public)
@@ -58,6 +72,33 @@ def _load(text: str, kind: str) -> Any:
     except Exception as error:  # whatever a user's function raises
         where = _line(error, place)
         raise InputError(f"{text} failed{where}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _nameless(place: str, module: ModuleType, kind: str) -> InputError:
+    """What to say of a file without the name of an object in it: the names there are."""
+    public = {name: thing for name, thing in vars(module).items() if not name.startswith("_")}
+    wanted = (lambda thing: isinstance(thing, Task)) if kind == "task" else is_algorithm
+    held = [name for name, thing in public.items() if wanted(thing)]
+    what = f"the {kind}"
+    if not held:
+        held = [name for name, thing in public.items() if _is_maker(thing, module)]
+        what = f"the function that makes the {kind}"
+    if not held:
+        make = "task = fairwind.Task(…)" if kind == "task" else "algorithm = fairwind.Algorithm(…)"
+        return InputError(f"{place} is a file that makes no {kind}: make one in it, {make}")
+    several = f" (it has {', '.join(held)})" if len(held) > 1 else ""
+    return InputError(f"{place} is a file: name {what} in it, as in {place}:{held[0]}{several}")
+
+
+def _is_maker(thing: object, module: ModuleType) -> bool:
+    """Whether it is a function of the module that needs no arguments."""
+    if not inspect.isfunction(thing) or thing.__module__ != module.__name__:
+        return False
+    try:
+        inspect.signature(thing).bind()
+    except TypeError:
+        return False
+    return True
 
 
 def _module(place: str, kind: str) -> ModuleType:

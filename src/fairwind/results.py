@@ -33,6 +33,7 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
     seconds = max(simulation.seconds, 1e-9)
     return {
         "setup": recipe.setup,
+        "task": simulation.name,
         "command": recipe.command(),
         "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
         | in_words(dataclasses.asdict(simulation.settings)),
@@ -54,7 +55,11 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
 
 def about(simulation: Simulation) -> dict[str, Any]:
     """What a page of an unfinished comparison must know beside its recipe and history."""
-    return {"scores": _scores(simulation), "federation": described(simulation)}
+    return {
+        "task": simulation.name,
+        "scores": _scores(simulation),
+        "federation": described(simulation),
+    }
 
 
 def _scores(simulation: Simulation) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ def find(spec: str) -> Setup:
     """The setup that a spec such as "cifar10:beta=0.5,clients=8" names."""
     name = spec.partition(":")[0]
     if name not in SETUPS:
-        raise unknown("setup", name, SETUPS)
+        raise InputError(f"{unknown('setup', name, SETUPS)}; a task of your own is FILE.py:NAME")
     return SETUPS[name]
 
 

@@ -49,12 +49,17 @@ def arguments(kind: str, spec: str, registry: Mapping[str, Parameters]) -> dict[
 def with_parameters(spec: str, **given: Any) -> str:
     """A spec with parameters added, unless it has them already."""
     present = dict(item.partition("=")[::2] for item in filter(None, spec.partition(":")[2].split(",")))
-    texts = {
-        k: f"{v:g}" if isinstance(v, float) else str(v).lower() if v is None else str(v)
-        for k, v in given.items()
-    }
-    items = [f"{key}={value}" for key, value in (texts | present).items()]
+    texts = {key: _text(value) for key, value in given.items()}
+    items = [f"{key}={text}" for key, text in (texts | present).items()]
     return spec.partition(":")[0] + (":" + ",".join(items) if items else "")
+
+
+def _text(value: Any) -> str:
+    """A value as `_parse` reads it: the same number again, to the last bit."""
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return "none" if value is None else str(value)
 
 
 def expand(spec: str) -> list[str]:

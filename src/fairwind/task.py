@@ -11,7 +11,7 @@ from fairwind.engine.fitting import check_loss
 from fairwind.engine.losses import cross_entropy
 from fairwind.engine.settings import Model
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, whole
+from fairwind.errors import InputError, python_numbers, whole
 from fairwind.scores import as_scores
 
 
@@ -39,7 +39,7 @@ class Task:
     rounds: int = 100
     """Rounds of training, unless a call says otherwise."""
     name: str = ""
-    """Its name in results; the federation's name if not given."""
+    """Its name in results and on report pages; the federation's name if not given."""
     source: str = field(default="", repr=False)
     """How the command line finds it: a setup such as cifar10:beta=0.1, or FILE.py:NAME."""
 
@@ -52,6 +52,7 @@ class Task:
             raise InputError(f"a {kind} is not a model: give a torch.nn.Module or a function that makes one")
         if not isinstance(self.solver, Solver):
             raise InputError(f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…)")
+        object.__setattr__(self, "rounds", python_numbers(self.rounds))
         whole(1, rounds=self.rounds)
         check_loss(self.loss)
         if self.score is not None:
@@ -61,5 +62,6 @@ class Task:
             object.__setattr__(self, "name", self.federation.name)
 
     def sourced(self, source: str) -> "Task":
-        """The same task, as found by the command line."""
-        return replace(self, source=source)
+        """The same task, as found by the command line; without a name of its own it has its source's."""
+        name = source.rpartition("/")[2] if self.name == Federation.name else self.name
+        return replace(self, source=source, name=name)

@@ -1,8 +1,9 @@
 """The algorithms, by name: `fairwind.algorithms.adafedadam(alpha=2)`, or `build("adafedadam:alpha=2")`."""
 
+import re
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fairwind.algorithms import aaggff as _aaggff
 from fairwind.algorithms import adafedadam as _adafedadam
@@ -35,7 +36,7 @@ from fairwind.contract import (
     MemoryAlgorithm,
     PersonalAlgorithm,
 )
-from fairwind.errors import unknown
+from fairwind.errors import python_numbers, unknown
 from fairwind.spec import call, parameters, with_parameters
 
 P = ParamSpec("P")
@@ -49,9 +50,10 @@ def _named(builder: Callable[P, A]) -> Callable[P, A]:
 
     @wraps(builder)
     def build_named(*args: P.args, **given: P.kwargs) -> A:
-        changed = {name: value for name, value in given.items() if value != defaults.get(name)}
+        plain: Any = {name: python_numbers(value) for name, value in given.items()}
+        changed = {name: value for name, value in plain.items() if value != defaults.get(name)}
         name = with_parameters(builder.__name__, **changed)
-        return builder(*args, **given)._replace(name=name)  # type: ignore[return-value]
+        return builder(*args, **plain)._replace(name=name)  # type: ignore[return-value]
 
     return build_named
 
@@ -150,15 +152,39 @@ NEEDS: dict[type, str] = {
 
 
 def with_sets(given: Iterable[T]) -> tuple[T | str, ...]:
-    """Names and specs, with sets such as "fair" replaced by their members, without duplicates."""
-    given = list(given)
-    found: list[T | str] = []
+    """Names and specs, with sets such as "fair" replaced by their members, without duplicates.
+
+    A text may hold several, separated by commas.
+    """
+    several: list[T | str] = []
     for each in given:
-        if isinstance(each, str) and each in SETS:
-            found += [name for name in SETS[each] if name not in found and name not in given]
+        several += _specs(each) if isinstance(each, str) else [each]
+    found: list[T | str] = []
+    for one in several:
+        if isinstance(one, str) and one in SETS:
+            found += [name for name in SETS[one] if name not in found and name not in several]
         else:
-            found.append(each)
+            found.append(one)
     return tuple(found)
+
+
+def _specs(text: str) -> list[str]:
+    """The specs of "fedavg,adafedadam:alpha=2,warmup=0,fedprox"; commas in braces separate nothing."""
+    found: list[str] = []
+    for part in filter(None, map(str.strip, re.split(r",(?![^{}]*\})", text))):
+        if found and _is_parameter(part, found[-1]):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
+def _is_parameter(part: str, spec: str) -> bool:
+    """Whether the text after a comma is a parameter of the spec before it."""
+    name, colon, _ = part.partition(":")
+    if ":" not in spec or "=" in name:
+        return ":" in spec
+    return spec.partition(":")[0] in REGISTRY and not colon and name not in (*REGISTRY, *SETS)
 
 
 def build(spec: str) -> AnyAlgorithm:

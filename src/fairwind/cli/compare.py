@@ -34,6 +34,7 @@ from fairwind.recipe import Recipe, changed_settings, settings_of
 from fairwind.references import is_reference, load_task
 from fairwind.run_folder import check_free, explaining, held, new_directory
 from fairwind.setups import Where
+from fairwind.spec import with_parameters
 from fairwind.task import Task
 from fairwind.tracking import Tracking
 from fairwind.training import help_along
@@ -52,6 +53,8 @@ class Compare:
 
     All runs are stacked and train at once. Results, curves and a report page go into a directory; a
     comparison that was stopped, or killed, goes on with 'fairwind resume DIR'.
+
+    For example: fairwind compare synthetic --algorithms fedavg adafedadam --rounds 100
     """
 
     task: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")] = "synthetic"
@@ -68,8 +71,9 @@ class Compare:
     clients: Whole = None
     """Number of clients of a setup; the same as SETUP:clients=…"""
     algorithms: Names = algorithms.PAPER
-    """Algorithms to compare; parameters follow a colon, as in adafedadam:alpha=2,warmup=0. One of your own is
-    FILE.py:NAME of a fairwind.Algorithm. A set is named paper, fair, accelerated or all."""
+    """Algorithms to compare, separated by spaces or commas; parameters follow a colon, as in
+    adafedadam:alpha=2,warmup=0. One of your own is FILE.py:NAME of a fairwind.Algorithm. A set is named
+    paper, fair, accelerated or all."""
     seeds: Seeds = (0, 1, 2)
     """Seeds of initial weights, batch order and participation; every algorithm runs under each."""
     rounds: Whole = None
@@ -104,7 +108,7 @@ class Compare:
     eval_every: Count = 10
     """Rounds between evaluations of all clients on their test samples."""
     target: Number = None
-    """Stop early once the average of every run has reached this."""
+    """Stop early once the average of every run has reached this, in percent if the score is accuracy."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto takes a GPU where there is one."""
     engine: Engine = "auto"
@@ -165,24 +169,25 @@ class Compare:
 
     def recipe(self, own: Task | None = None) -> Recipe:
         """What the options amount to, for a setup or a task of one's own."""
-        given = {name: getattr(self, name) for name in SETTINGS}
-        changes = {name: value for name, value in given.items() if value is not None}
+        options = {name: getattr(self, name) for name in SETTINGS}
+        changes = {name: value for name, value in options.items() if value is not None}
         settings: Settings
         if own is None:
             spec = setups.with_clients(self.task, self.clients)
             settings = settings_of(spec, **changes)
         else:
             spec, settings = self.task, changed_settings(own.solver, own.rounds, **changes)
-        specs = tuple(self._with_alpha(algorithm) for algorithm in algorithms.with_sets(self.algorithms))
-        if self.alpha is not None and specs == self.algorithms:
+        given = algorithms.with_sets(self.algorithms)
+        specs = tuple(self._with_alpha(spec) for spec in given)
+        if self.alpha is not None and specs == given:
             raise InputError("--alpha is AdaFedAdam's, and no adafedadam without its own alpha is compared")
         return Recipe(spec, specs, self.seeds, settings)
 
     def _with_alpha(self, spec: str) -> str:
-        name, colon, rest = spec.partition(":")
+        name, _, rest = spec.partition(":")
         if self.alpha is None or name != "adafedadam" or "alpha=" in rest:
             return spec
-        return f"{name}:alpha={self.alpha:g}" + ("," + rest if colon else "")
+        return with_parameters(spec, alpha=self.alpha)
 
 
 def _load(spec: str, where: Where) -> Task:

@@ -46,7 +46,7 @@ def show(path: Path) -> Path:
         record = read_record(path)
         found = paired(record)
         page = write_page(path, record, found)[0]
-        out.print(summary_table(record.results, best_shown(record, found)))
+        out.print(summary_table(record.results, best_shown(record, found), out.width))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
         why = about or first_line(error)

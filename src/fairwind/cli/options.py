@@ -59,13 +59,19 @@ def _option(kind: Callable[[str], Any], metavar: str, words: str) -> PrimitiveCo
     )
 
 
-def _several(kind: Callable[[str], Any], metavar: str, words: str) -> PrimitiveConstructorSpec[Any]:
-    """An option of any number of values."""
+def _several(
+    kind: Callable[[str], Any], metavar: str, words: str, *, commas: bool = False
+) -> PrimitiveConstructorSpec[Any]:
+    """An option of any number of values, separated by spaces, or also by commas."""
     read = _read(kind, words)
+
+    def texts(given: list[str]) -> list[str]:
+        return [part for each in given for part in each.split(",") if part] if commas else given
+
     return PrimitiveConstructorSpec(
         nargs="*",
         metavar=f"{metavar} ...",
-        instance_from_str=lambda given: tuple(read([each]) for each in given),
+        instance_from_str=lambda given: tuple(read([each]) for each in texts(given)),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: list(map(str, value)),
     )
@@ -103,7 +109,7 @@ Share = Annotated[float, _option(float, "FLOAT", "a number")]
 Seconds = Annotated[float, _option(float, "SECONDS", "a number")]
 Folder = Annotated[Path | None, _option(Path, "PATH", "a path")]
 Names = Annotated[tuple[str, ...], _several(str, "NAME", "a name")]
-Seeds = Annotated[tuple[int, ...], _several(int, "INT", "a whole number")]
+Seeds = Annotated[tuple[int, ...], _several(int, "INT", "a whole number", commas=True)]
 Folders = Annotated[tuple[Path, ...], _several(Path, "DIR", "a path")]
 Directory = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 LocalSolver = Annotated[

@@ -17,7 +17,7 @@ from fairwind.data.padding import Pad, as_samples
 from fairwind.data.partition import drawn_split
 from fairwind.data.samples import Samples, class_count, hash_into, kind, mapped, named, take, tensors
 from fairwind.data.table import read_dataset, read_frame, read_partitions
-from fairwind.errors import InputError
+from fairwind.errors import InputError, python_numbers, whole
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,8 +152,10 @@ class Federation:
         `test`, if given, says for each whether it is a test sample; then there is no random split, and
         samples keep their order.
         """
-        if not 0 < train <= 1:
-            raise InputError(f"train={train} is out of range: the training share lies in (0, 1]")
+        train, seed, classes = python_numbers((train, seed, classes))
+        whole(0, seed=seed)
+        if not isinstance(train, int | float) or not 0 < train <= 1:
+            raise InputError(f"train={train!r} is out of range: the training share lies in (0, 1]")
         inputs, targets, owner = as_samples(inputs), as_samples(targets, "targets"), torch.as_tensor(owner)
         counts = [{len(value) for value in tensors(samples)} for samples in (inputs, targets)]
         if not counts[0] == counts[1] == {len(owner)}:

@@ -13,7 +13,8 @@ from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.solver import Solver
 from fairwind.engine.workers import cores
-from fairwind.errors import InputError, first_line, in_range, positive, whole
+from fairwind.errors import InputError, first_line, in_range, positive, store_python_numbers, whole
+from fairwind.scores import Score
 
 Model = nn.Module | Callable[[], nn.Module]
 Engine = Literal["auto", "stacked", "loop"]
@@ -40,7 +41,7 @@ class Settings:
     eval_every: int = 10
     """Rounds between evaluations of all clients on their test samples."""
     target: float | None = None
-    """Average score at which training stops early, once every run has reached it."""
+    """Average score at which training stops early, once every run has reached it; accuracies in percent."""
     engine: Engine = "auto"
     """Train all clients of all runs at once (stacked) or one after another (loop); "auto" chooses the faster
     one that can train the model."""
@@ -61,6 +62,8 @@ class Settings:
     """Worker threads on a CPU, which share the clients; None is one per core."""
 
     def __post_init__(self) -> None:
+        store_python_numbers(self)
+        object.__setattr__(self, "device", str(self.device))  # it may be a torch.device
         if not isinstance(self.solver, Solver):
             raise InputError(
                 f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…, momentum=…)"
@@ -93,18 +96,28 @@ class Settings:
             if value not in known:
                 raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
 
+    def check_target(self, score: Score) -> None:
+        """Refuses a share as the target of a score in percent, which would be reached at once."""
+        if self.target is not None and score.percent and 0 < self.target <= 1:
+            raise InputError(
+                f"target={self.target:g}: {score.name} is in percent, so give {100 * self.target:g}"
+            )
+
 
 def resolve(settings: Settings, ranks: Ranks = ALONE) -> Settings:
     """The settings with "auto" resolved (except engine and compile), so that resuming computes the same."""
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise InputError(f"device {device!r} is neither cpu nor cuda")
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise InputError(f"device {device!r} is neither cpu nor cuda: give 'cpu', 'cuda', 'cuda:1' or 'auto'")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {device!r} cannot be used here: {first_line(error)}") from None
+    if kind == "cpu":
+        device = "cpu"  # there is one, also called cpu:0
     if ranks.world > 1:
         _check_ranks(settings.engine, device)
     memory, precision, workers = settings.memory, settings.precision, settings.workers

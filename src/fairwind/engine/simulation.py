@@ -53,9 +53,10 @@ class Simulation:
         score: Any = None,
         augment: Any = None,
         ranks: Ranks = ALONE,
+        name: str = "",
     ):
         """`loss`, `score` and `augment` as users give them: see `Task`."""
-        self.ranks, self.runs = ranks, list(runs)
+        self.ranks, self.runs, self.name = ranks, list(runs), name
         self.settings = resolve(settings, ranks)
         check_runs(self.runs, self.settings, ranks)
         if not federation.test.any():
@@ -75,6 +76,7 @@ class Simulation:
             self.scores = self.plain.judges
             rows = self.planner.participants * len(self.runs)
             self.choice = choose(first, self.plain, self.federation, self.settings, ranks, rows)
+        self.settings.check_target(self.scores[0])
         self.settings = replace(self.settings, engine=self.choice.engine)
         self.layout = self.plain.layout
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fairwind.errors import InputError, in_range, positive, unknown, whole
+from fairwind.errors import InputError, in_range, positive, store_python_numbers, unknown, whole
 
 Method = Literal["sgd", "adam", "adamw", "rmsprop"]
 Rate = Tensor | float
@@ -41,6 +41,7 @@ class Solver:
     """Factor of the learning rate in a round, counted from 0."""
 
     def __post_init__(self) -> None:
+        store_python_numbers(self)
         in_range(0, float("inf"), weight_decay=self.weight_decay)
         in_range(0, 1, momentum=self.momentum, smoothing=self.smoothing)
         whole(1, batch_size=self.batch_size)

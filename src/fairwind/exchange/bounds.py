@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from fairwind.contract import Report
-from fairwind.errors import InputError, positive
+from fairwind.errors import InputError, positive, store_python_numbers
 
 FEWEST = 3  # minimum number of other clients for a median
 
@@ -32,6 +32,7 @@ class Bounds:
     """Of η′/η, the step that training was worth in gradient steps: its logarithm is the certainty less 1."""
 
     def __post_init__(self) -> None:
+        store_python_numbers(self)
         if not 0 < self.share <= 1:
             raise InputError(f"share={self.share} is out of range: it is a share of the weight, in (0, 1]")
         for field in fields(self)[1:]:

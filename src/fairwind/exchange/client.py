@@ -25,7 +25,7 @@ from fairwind.engine.ranks import ALONE
 from fairwind.engine.settings import Settings, resolve
 from fairwind.engine.stacked import Stacked
 from fairwind.engine.workers import threads
-from fairwind.errors import InputError, whole
+from fairwind.errors import InputError, python_numbers, whole
 from fairwind.exchange.evaluation import Judged
 from fairwind.exchange.message import (
     FIRST,
@@ -71,6 +71,7 @@ class LocalClient:
 
         Batches are drawn by the `number` of the client among all, which is `client` unless given.
         """
+        client, number, seed = python_numbers((client, number, seed))
         self.algorithm, self.sends, self.seed = check_type(algorithm), sends, seed
         if client is None and len(task.federation) > 1:
             raise InputError(f"the task has {len(task.federation)} clients: say which of them this is")

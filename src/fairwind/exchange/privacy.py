@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairwind.errors import InputError, in_range, positive
+from fairwind.errors import InputError, in_range, positive, store_python_numbers
 from fairwind.exchange.capping import Capped, Term
 
 PART = 0.5  # of a sum at its bound in the norm; an update at its bound has 1
@@ -51,6 +51,7 @@ class Privacy:
     """Where the noise's random bytes come from: the operating system. Another source is for tests alone."""
 
     def __post_init__(self) -> None:
+        store_python_numbers(self)
         positive(clip=self.clip, weight=self.weight, further=self.further)
         in_range(0, math.inf, noise=self.noise)
         if not all(0 < scale < math.inf for scale in self.scales(2)):

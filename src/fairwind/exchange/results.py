@@ -109,6 +109,7 @@ class FederatedRun:
         rate = aggregator.round / max(self.seconds, 1e-9)
         results = {
             "setup": task,
+            "task": task,
             "command": "",
             "config": self.owner,
             "engine": engine,

@@ -15,7 +15,7 @@ from fairwind.engine.checks import build
 from fairwind.engine.layout import Layout
 from fairwind.engine.settings import Model
 from fairwind.engine.workers import keep_memory
-from fairwind.errors import first_line, whole
+from fairwind.errors import first_line, python_numbers, whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, Judged, check_judged, scores_of
 from fairwind.exchange.message import RefusedError, Reply, Sends
@@ -56,6 +56,8 @@ class AlgorithmStrategy(Strategy):
         stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `track`
         names trackers, such as "mlflow:FOLDER".
         """
+        given = seed, clients_per_round, min_nodes, eval_every
+        seed, clients_per_round, min_nodes, eval_every = python_numbers(given)
         whole(1, eval_every=eval_every)
         self.algorithm = algorithms.build(algorithm) if isinstance(algorithm, str) else algorithm
         self.task = model.name if isinstance(model, Task) else "a federation on Flower"

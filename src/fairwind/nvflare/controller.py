@@ -9,7 +9,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
 
 from fairwind.counter import PARTICIPATE, fold, mix
-from fairwind.errors import whole
+from fairwind.errors import python_numbers, whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, check_judged, scores_of
 from fairwind.exchange.message import RefusedError, Sends
@@ -42,6 +42,8 @@ class AlgorithmController(FedAvg):
         all have replied. With `out`, checkpoints, results and the report page go into that directory, and a
         training that was stopped there goes on.
         """
+        numbers = num_rounds, seed, clients_per_round, eval_every, timeout
+        num_rounds, seed, clients_per_round, eval_every, timeout = python_numbers(numbers)
         whole(1, num_rounds=num_rounds, eval_every=eval_every)
         super().__init__(
             num_clients=clients_per_round, num_rounds=num_rounds, persistor_id="", ignore_result_error=True

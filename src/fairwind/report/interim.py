@@ -73,6 +73,7 @@ def read_interim(directory: Path) -> Record:
     config = {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
     results = {
         "setup": recipe.setup,
+        "task": run.content.get("task", ""),
         "command": recipe.command(),
         "config": config | in_words(dataclasses.asdict(recipe.settings)),
         "scores": run.content.get("scores") or [_score(name) for name in recipe.judged_by[1:]],
@@ -254,6 +255,7 @@ def _of_federation(directory: Path, owner: dict[str, Any], history: Lines) -> Re
     at, lines = _newest(directory, history, clients)
     results = {
         "setup": owner.get("task", ""),
+        "task": owner.get("task", ""),
         "config": owner,
         "scores": judged,
         "environment": {},

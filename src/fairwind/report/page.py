@@ -6,6 +6,7 @@ from typing import Any
 
 import altair as alt
 
+from fairwind.data.federation import Federation
 from fairwind.files import write_atomic
 from fairwind.report import charts, groups, spread
 from fairwind.report.again import how_section
@@ -72,7 +73,6 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
     results = record.results
     names = [display_name(label) for label in record.labels]
     subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
-    task = results["setup"].rpartition("/")[2]  # of a file its name
     summary = f"<section><h2>Summary</h2>{_summary(record, found)}</section>"
     body = [summary, *_sections(record, specs), how_section(record)]
     data: dict[str, Any] = {"names": names, "percent": record.judged.kind == "accuracy"}
@@ -82,7 +82,7 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
         data |= {"clients": clients_data(record), "client": shared(plain_spec(client_chart(record)))}
     return frame(
         kind="Fairwind report, interim" if record.state else "Fairwind report",
-        title=f"{subject} on {task}",
+        title=f"{subject} on {_task_name(results)}",
         banner=record.state,
         finding=finding(record, found),
         facts=_facts(results),
@@ -96,9 +96,16 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
     )
 
 
+def _task_name(results: Results) -> str:
+    """The task's name; of one without a name, how many clients it has."""
+    name: str = results.get("task") or results["setup"].rpartition("/")[2]  # older results have no name
+    clients = results["federation"].get("clients")
+    return count(clients, "client") if name == Federation.name and clients else name
+
+
 def _facts(results: Results) -> dict[str, str]:
     federation, seeds = results["federation"], seed_count(results)
-    told = {"federation": federation["name"]}
+    told = {} if federation["name"] == Federation.name else {"federation": federation["name"]}
     if "clients" in federation:  # older runs say so only when they are finished
         told |= {
             "clients": f"{federation['clients']:,}",

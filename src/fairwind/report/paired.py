@@ -67,10 +67,10 @@ class Paired:
         for label, mean in means.items():
             if label == first:
                 continue
-            tied = f"{mean:.{measure.digits}f}" == f"{means[first]:.{measure.digits}f}"
+            tied = measure.text(mean) == measure.text(means[first])
             between = self.difference(measure.key, first, label)
             apart = 0.0 if between is None else min(sign * between.low, sign * between.high)
-            if tied or float(f"{apart:.{measure.digits}f}") <= 0:
+            if tied or float(measure.text(apart)) <= 0:
                 found.append(label)
         return sorted(found, key=lambda label: -sign * means[label])
 

@@ -21,6 +21,11 @@ class Measure(NamedTuple):
     best: Literal["highest", "lowest"]
     meaning: str
 
+    def text(self, value: float) -> str:
+        """A value as the tables show it: with so many decimals, or by its power of ten."""
+        few = -4 < self.digits < 6
+        return f"{value:.{max(0, self.digits)}f}" if few else f"{value:.2e}"
+
 
 class Judged(NamedTuple):
     """The score that a comparison is about."""
@@ -114,7 +119,7 @@ def _worded(given: tuple[Measure, ...], results: Results) -> tuple[Measure, ...]
     if score.kind == "accuracy":
         return given
     averages = [abs(row["avg"]["mean"]) for row in results["summary"] if row["avg"]["mean"]]
-    digits = min(5, max(0, 2 - math.floor(math.log10(max(averages))))) if averages else 3  # three that count
+    digits = 2 - math.floor(math.log10(max(averages))) if averages else 3  # three that count
     found = []
     for measure in given:
         if measure.key in OF_ACCURACIES:
@@ -195,10 +200,7 @@ def mean_and_spread(row: dict[str, Any], measure: Measure, seeds: int) -> tuple[
     mean, spread = value.get("mean"), value.get("std")
     if mean is None:
         return "–", ""
-    return (
-        f"{mean:.{measure.digits}f}",
-        "" if spread is None or seeds == 1 else f"{spread:.{measure.digits}f}",
-    )
+    return measure.text(mean), "" if spread is None or seeds == 1 else measure.text(spread)
 
 
 def seed_count(results: Results) -> int:
@@ -241,14 +243,24 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def summary_table(results: Results, ahead: Mapping[str, str] | None = None) -> Table:
-    """The summary for a terminal of 80 columns: means over seeds ± their standard deviation.
+NAME_WIDTH = 10  # of the first column, in which names are folded
+
+
+def summary_table(results: Results, ahead: Mapping[str, str] | None = None, width: int = 80) -> Table:
+    """The summary for a terminal: means over seeds ± their standard deviation, below where space is short.
 
     `ahead` names, by measure, the algorithm that is shown to be the best, which is bold.
     """
     groups = group_measures(results)  # in the place of two others
     others = ("avg", "std", "worst30") if groups else ("avg", "std", "worst30", "worst", "avg_weighted")
     shown = [*(m for m in measures(results) if m.key in others), *groups]
+    found = [[mean_and_spread(row, m, seed_count(results)) for m in shown] for row in results["summary"]]
+    heads = [measure.name.replace("weighted ", "weighted\n") for measure in shown]
+    beside = [
+        max(*map(len, head.split("\n")), *(len(_cell(*row[i])) for row in found))
+        for i, head in enumerate(heads)
+    ]
+    fits = 3 + NAME_WIDTH + sum(2 + each for each in beside) <= width  # with spaces between, and at both ends
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
@@ -256,15 +268,20 @@ def summary_table(results: Results, ahead: Mapping[str, str] | None = None) -> T
             "\n".join([f"{heading(results)}. {reading(results)}", *_worst_note(results), *notes(results)])
         ),
         caption_justify="left",
+        leading=not fits,
     )
-    table.add_column("", overflow="fold", min_width=10)
-    for measure in shown:
-        table.add_column(measure.name.replace("weighted ", "weighted\n"), justify="right", no_wrap=True)
-    for row in results["summary"]:
-        cells = [Text(display_name(row["algorithm"]))]
-        for measure in shown:
-            mean, spread = mean_and_spread(row, measure, seed_count(results))
+    table.add_column("", overflow="fold", min_width=NAME_WIDTH)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=fits, overflow="fold")
+    for row, cells in zip(results["summary"], found, strict=True):
+        texts = [Text(display_name(row["algorithm"]))]
+        for measure, (mean, spread) in zip(shown, cells, strict=True):
             style = "bold" if (ahead or {}).get(measure.key) == row["algorithm"] else ""
-            cells.append(Text(mean, style).append(f" ±{spread}" if spread else "", "not bold dim"))
-        table.add_row(*cells)
+            rest = _cell("", spread) if fits else _cell("", spread).replace(" ", "\n")
+            texts.append(Text(mean, style).append(rest, "not bold dim"))
+        table.add_row(*texts)
     return table
+
+
+def _cell(mean: str, spread: str) -> str:
+    return f"{mean} ±{spread}" if spread else mean
