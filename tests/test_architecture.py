@@ -11,7 +11,18 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
 # From the bottom up: a package or module may import what comes before it, and itself.
 LAYERS = (
     ("hints",),
-    ("errors", "files", "counter", "contract", "scores", "simplex", "spec", "run_folder", "progress"),
+    (
+        "errors",
+        "files",
+        "counter",
+        "contract",
+        "scores",
+        "simplex",
+        "spec",
+        "run_folder",
+        "seals",
+        "progress",
+    ),
     ("aggregation",),
     ("metrics", "algorithms", "layers", "data.samples", "testing"),
     ("data", "models"),

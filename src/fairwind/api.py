@@ -13,7 +13,7 @@ from fairwind import setups
 from fairwind.algorithms import REGISTRY, with_sets
 from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import AnyAlgorithm, is_algorithm
-from fairwind.directory import RunDirectory, damaged
+from fairwind.directory import RunDirectory
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
@@ -24,6 +24,7 @@ from fairwind.hints import LOCAL, near
 from fairwind.recipe import Recipe
 from fairwind.results import Evaluated, summarise, warnings_of
 from fairwind.run_folder import check_free, explaining, held, holds_run
+from fairwind.seals import damaged
 from fairwind.setups import Where
 from fairwind.task import Task
 from fairwind.tracking import Given, Tracking

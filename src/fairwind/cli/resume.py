@@ -8,12 +8,13 @@ from pathlib import Path
 from fairwind.cli.finishing import finish, show
 from fairwind.cli.options import Directory, Folder, Seconds, described
 from fairwind.cli.terminal import err, say
-from fairwind.directory import RunDirectory, damaged
+from fairwind.directory import RunDirectory
 from fairwind.engine.ranks import find
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, in_range
 from fairwind.references import is_reference
 from fairwind.run_folder import explaining, held
+from fairwind.seals import damaged
 from fairwind.tracking import Tracking
 from fairwind.training import help_along
 
