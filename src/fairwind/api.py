@@ -190,7 +190,7 @@ def compare(
                 for line in directory.mend_recipe() if first else ():
                     warnings.warn(line, stacklevel=2)
                 return load(directory.path)
-            for line in directory.restore(simulation):
+            for line in [*directory.changed(recipe.settings), *directory.restore(simulation)]:
                 warnings.warn(line, stacklevel=2)
         if not first:
             help_along(simulation)

@@ -8,6 +8,7 @@ from typing import Any
 from fairwind import setups
 from fairwind.data import store
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import changes, environment
 from fairwind.errors import InputError, first_line
@@ -23,7 +24,7 @@ from fairwind.files import (
     write_atomic,
     write_json,
 )
-from fairwind.recipe import Recipe
+from fairwind.recipe import MACHINE, Recipe
 from fairwind.references import is_reference, load_task
 from fairwind.results import about, summarise
 from fairwind.run_folder import CHECKPOINTS, identity, moved
@@ -87,9 +88,13 @@ class RunDirectory:
     def finished(self) -> bool:
         return (self.path / RESULTS).exists()
 
-    def changed(self) -> list[str]:
-        """Differences of the environment since the run started, which may change results in the last bits."""
-        return changes(self.made_with, environment(self.recipe.settings.device))
+    def changed(self, settings: Settings) -> list[str]:
+        """What is said of differences since the run started, in the environment or the machine's settings."""
+        found = changes(self.made_with, environment(settings.device))
+        for name in (*MACHINE, "precision"):
+            old, new = getattr(self.recipe.settings, name), getattr(settings, name)
+            found += [f"{name} was {old}, is {new}"] if old != new else []
+        return [f"{change}; the last bits of the results may change with it" for change in found]
 
     def task(self, cache: Path | None = None) -> Task:
         """The task that the run started with."""

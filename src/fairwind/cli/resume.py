@@ -44,8 +44,8 @@ class Resume:
                 err.print("finished: nothing is left to train")
                 show(self.directory)
                 return None
-            for change in directory.changed():
-                say(f"fairwind: {change}; the last bits of the results may change with it")
+            for line in directory.changed(directory.recipe.settings):
+                say(f"fairwind: {line}")
             simulation = _begun(directory, self.cache)
             simulation.ranks.meet()  # from here on no other process changes the checkpoints
             with explaining(self.directory):
