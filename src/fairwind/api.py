@@ -181,6 +181,7 @@ def compare(
         recipe = recipe.vouched(task, simulation)
         if path is not None and directory is None and first:
             check_free(path)
+            tracking.record(path)
             directory = RunDirectory.create(path, recipe, Where(), simulation)
             directory.write_history(simulation)
         elif directory is not None:

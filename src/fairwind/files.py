@@ -21,6 +21,7 @@ PACKED = f"{HISTORY}.gz"  # of a study's finished run
 RESULTS = "results.json"
 CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
+TRACKING = "tracking.json"  # the trackers of a run, and the id by which they know it
 
 
 def default_cache() -> Path:

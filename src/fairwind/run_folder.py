@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fairwind.errors import InputError
-from fairwind.files import RECIPE, lock, sweep
+from fairwind.files import RECIPE, TRACKING, lock, sweep
 
 CHECKPOINTS = "checkpoints"
 RUNS = Path("runs")  # where folders are made, if no other place is named
@@ -54,7 +54,7 @@ def check_free(path: Path) -> None:
         raise InputError(
             f"{path} already holds a run: go on with 'fairwind resume {path}', or give another --out"
         )
-    if any(path.iterdir()):
+    if any(file.name != TRACKING for file in path.iterdir()):  # which a kill before the recipe leaves
         raise InputError(f"{path} is not empty: give another --out, so that nothing is overwritten")
 
 
