@@ -12,46 +12,14 @@ import pytest
 
 import fairwind
 from command import ENV, called
-from fairwind.files import CLIENTS, RESULTS
+from fairwind.files import RESULTS
 from fairwind.study import read_runs
 from forked import strays
-
-STUDY = """
-title = "Stored"
-charts = []
-
-[[grid]]
-setups = ["synthetic:clients=4,features=5,classes=3"]
-algorithms = ["fedavg", "adafedadam"]
-seeds = [0]
-rounds = 2
-eval_every = 1
-"""
-PACKED = "history.jsonl.gz"
-FILES = CLIENTS, PACKED, RESULTS
+from sweeps import FILES, PACKED, STUDY, numbers, words
 
 
-def sweep(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return called(
-        "sweep", folder / "fair.toml", "--out", folder, "--device", "cpu", "--compile", "off", *words
-    )
-
-
-def numbers(folder: Path) -> dict[str, object]:
-    """All that the runs and the page hold, to the bit, without when and how fast."""
-    (run,) = (folder / "runs").iterdir()
-    results = json.loads((run / RESULTS).read_bytes())
-    del results["timing"], results["sha256"], results["environment"]
-    page = json.loads((folder / "fair" / "study.json").read_bytes())
-    for panel in page["panels"]:
-        del panel["comparisons"]
-    assert sorted(file.name for file in run.iterdir()) == sorted(FILES)
-    return {
-        "results": results,
-        "page": page,
-        "tables": (folder / "fair" / "tables.tex").read_bytes(),
-        **{name: (run / name).read_bytes() for name in (CLIENTS, PACKED)},
-    }
+def sweep(folder: Path, *more: object) -> subprocess.CompletedProcess[str]:
+    return called(*words(folder), *more)
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +130,7 @@ def test_half_written_pages_are_swept(copy: Path) -> None:
 def test_two_sweeps_at_once_both_succeed(tmp_path: Path) -> None:
     text = STUDY.replace("rounds = 2", "rounds = [20, 21]")
     (tmp_path / "fair.toml").write_text(text)
-    words = "sweep", tmp_path / "fair.toml", "--out", tmp_path, "--device", "cpu", "--compile", "off"
-    command = [sys.executable, "-m", "fairwind", *map(str, words)]
+    command = [sys.executable, "-m", "fairwind", *map(str, words(tmp_path))]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENV}
     both = [subprocess.Popen(command, **pipe) for _ in range(2)]
     ended = [process.communicate(timeout=200) for process in both]
@@ -176,7 +143,6 @@ def test_two_sweeps_at_once_both_succeed(tmp_path: Path) -> None:
 def test_a_run_that_another_process_trains_is_waited_for(tmp_path: Path) -> None:
     """The other one holds the only run, has not finished it, and is killed."""
     (tmp_path / "fair.toml").write_text(STUDY)
-    words = "sweep", tmp_path / "fair.toml", "--out", tmp_path, "--device", "cpu", "--compile", "off"
     pipe = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": ENV}
     assert sweep(tmp_path).returncode == 0
     (run,) = (tmp_path / "runs").iterdir()
@@ -190,7 +156,7 @@ def test_a_run_that_another_process_trains_is_waited_for(tmp_path: Path) -> None
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "True\n"
-    waiting = subprocess.Popen([sys.executable, "-m", "fairwind", *map(str, words)], **pipe)
+    waiting = subprocess.Popen([sys.executable, "-m", "fairwind", *map(str, words(tmp_path))], **pipe)
     assert waiting.stderr is not None
     said = ""
     while "is waited for" not in said:
