@@ -191,7 +191,9 @@ class Paper(Training):
         out.print(f"Theory: {self.out / THEORY / 'index.html'}", soft_wrap=True, markup=False)
 
     def _list(self, known: dict[str, Study]) -> None:
-        finished, _ = read_runs(self.out, *self.runs)
+        finished, passed = read_runs(self.out, *self.runs)
+        for each in passed:
+            say(str(each))
         table = Table(show_header=True, box=None, padding=(0, 2, 1, 0))
         for name in ("study", "runs there", "what it asks"):
             table.add_column(name)

@@ -90,7 +90,7 @@ def read_runs(*roots: Path) -> tuple[list[Finished], list[PassedOver]]:
             try:
                 found += [] if spoilt else list(_read(folder))  # all of them, or none
             except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
-                refused.append(PassedOver(folder / RESULTS, f"is none of ours ({first_line(error)})", False))
+                refused.append(PassedOver(folder / RESULTS, f"cannot be used ({first_line(error)})", False))
             refused += [PassedOver(folder / name, "is damaged", damaged=True) for name in spoilt]
     return found, refused
 
