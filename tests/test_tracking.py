@@ -288,7 +288,7 @@ def test_a_mistake_in_track_is_refused_before_training(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-KILLED = """
+KILLED_WRITING = """
 import os, sys
 replace = os.replace
 def replaced(source, target):
@@ -307,7 +307,7 @@ def test_a_kill_beside_the_first_write_of_the_recipe_loses_no_tracker(moment: st
     out, words = tmp_path / "run", ["--rounds", "2", "--seeds", "0", "--algorithms", "fedavg"]
     words = ["compare", SMALL, *words, "--out", out, "--track", f"tensorboard:{tmp_path / 'tracked'}"]
     kill = 'if str(target).endswith("recipe.json"): os._exit(9)'
-    script = KILLED.format(**{"before": "", "after": "", moment: kill})
+    script = KILLED_WRITING.format(**{"before": "", "after": "", moment: kill})
     command = [sys.executable, "-c", script, *map(str, words)]
     done = subprocess.run(command, env=ENV, capture_output=True, check=False)
     assert done.returncode == 9
