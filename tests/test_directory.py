@@ -279,6 +279,15 @@ def test_a_damaged_result_is_refused_by_load_and_made_again(name: str, copy: Pat
     assert bits(copy) == bits(finished)
 
 
+def test_a_page_from_python_shows_no_damaged_file(copy: Path) -> None:
+    found = fairwind.load(copy)
+    data = bytearray((copy / CLIENTS).read_bytes())
+    data[-1] ^= 1
+    (copy / CLIENTS).write_bytes(data)
+    with pytest.raises(InputError, match=f"{CLIENTS} is damaged"):
+        found.report()
+
+
 def test_results_without_content_are_damaged(copy: Path, refused) -> None:
     (copy / "results.json").write_text("{}")
     assert f"{copy / 'results.json'} is damaged: 'fairwind resume {copy}'" in refused("report", copy)

@@ -130,7 +130,9 @@ def _fail(message: str) -> NoReturn:
 def _run(command: Any) -> None:
     try:
         command.run()
-    except SystemExit as stop:  # no command of ours ends so
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich's way, if nobody reads the output
+            raise
         raise InputError(
             f"the task's or an algorithm's own code called sys.exit({stop.code}), so there are no results: "
             "take that call out of it"
