@@ -42,7 +42,7 @@ test: setup $(VENV)/.flower $(VENV)/.docs
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
 
-test-crash: setup  ## kills at every operation on the file system, damage to every file of a run directory and of compiled code
+test-crash: setup  ## kills at every operation on the file system, damage to every file of a run directory, a study and compiled code
 	$(BIN)/python -m pytest -q -n 2 -m crash
 
 test-flower: setup $(VENV)/.flower  ## a real federation: SuperLink and SuperNodes with TLS and authentication, kills

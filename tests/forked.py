@@ -175,7 +175,9 @@ class _Operations:
 
     def _watched(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
         def watched(path: Any, *given: Any, **options: Any) -> Any:
-            if not self.mine(path):
+            folder = options.get("dir_fd")  # as in removing a tree
+            place = path if folder is None else Path(os.readlink(f"/proc/self/fd/{folder}"), path)
+            if not self.mine(place):
                 return act(path, *given, **options)
             return self.happens(name, lambda: act(path, *given, **options))
 

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
 # From the bottom up: a package or module may import what comes before it, and itself.
 LAYERS = (
     ("hints",),
-    ("errors", "files", "counter", "contract", "simplex", "spec", "run_folder", "progress"),
+    ("errors", "files", "counter", "contract", "simplex", "spec", "run_folder", "seals", "progress"),
     ("aggregation", "reading"),
     ("scores",),
     ("metrics", "algorithms", "layers", "data.samples", "testing"),

@@ -5,14 +5,16 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import fairwind
+from damages import damages, each_damage
 from fairwind.errors import InputError
 from fairwind.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS
+from fairwind.report.interim import read_interim
 from forked import Drawings, Ended, Moment, bits, command, fork, killed, operations, strays
 
 pytestmark = pytest.mark.crash
@@ -109,26 +111,6 @@ def _goes_on(undisturbed: Undisturbed, path: Path, what: str) -> None:
     shutil.rmtree(path)
 
 
-def damages(data: bytes) -> Iterator[tuple[str, bytes | None]]:
-    """What may become of a file; None where it is deleted."""
-    yield "deleted", None
-    yield "emptied", b""
-    yield "halved", data[: len(data) // 2]
-    yield "cut by a byte", data[:-1]
-    yield "garbage", random.Random(0).randbytes(len(data))
-    yield "nested deep", b"[" * 100_000
-    yield "nested deep, and closed", b'{"a":' * 100_000 + b"1" + b"}" * 100_000
-    for text in (b"[]", b"{}", b"3", b'"text"', b"null", b'{"runs": 3, "files": []}'):
-        yield f"the JSON {text.decode()}", text
-    for i in range(8):
-        place = i * (len(data) - 1) // 7
-        yield f"bit {i} of byte {place} flipped", _flipped(data, place, i)
-
-
-def _flipped(data: bytes, place: int, bit: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
-
-
 @pytest.fixture(scope="module")
 def unfinished(undisturbed: Undisturbed) -> Path:
     """A directory with two checkpoints, in which round 3 was the last."""
@@ -141,22 +123,6 @@ def unfinished(undisturbed: Undisturbed) -> Path:
             return path
         shutil.rmtree(path)
     raise AssertionError("no such moment")
-
-
-def each_damage(pristine: Path, path: Path) -> Iterator[tuple[str, str]]:
-    """Puts a copy of a directory to a path, with one file damaged: its name, and what became of it."""
-    for file in sorted(p for p in pristine.rglob("*") if p.is_file()):
-        name = file.relative_to(pristine).as_posix()
-        if name.startswith("figures/") and name != "figures/average.pdf":
-            continue  # all alike
-        for what, data in damages(file.read_bytes()):
-            shutil.copytree(pristine, path)
-            if data is None:
-                (path / name).unlink()
-            else:
-                (path / name).write_bytes(data)
-            yield name, what
-            shutil.rmtree(path)
 
 
 def assert_one_line(ended: Ended, *words: str) -> None:
@@ -263,6 +229,46 @@ def _mends(undisturbed: Undisturbed, pristine: Path, path: Path) -> None:
 def command_or_call(undisturbed: Undisturbed, path: Path) -> Callable[[], object]:
     """Going on by resume, or by the same call."""
     return command("resume", path) if undisturbed.door == "command" else undisturbed.begin(path)
+
+
+def seen_in_between(path: Path) -> Callable[[], object]:
+    """Prints the history that an interim page shows, and a digest of the clients' numbers."""
+
+    def act() -> None:
+        record = read_interim(path)
+        clients = hashlib.sha256(record.score.tobytes()).hexdigest() if record.names else ""
+        print(json.dumps([record.history, clients]))
+
+    return act
+
+
+def test_an_interim_page_of_a_damaged_directory_is_true_or_names_the_file(
+    undisturbed: Undisturbed, unfinished: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(unfinished, path)
+    assert undisturbed.drawings.learn(command("report", path), undisturbed.folder).code == 0
+    whole, clients = json.loads(undisturbed.run(seen_in_between(path)).stdout)
+    shutil.rmtree(path)
+    assert clients
+    failures, count = [], 0
+    for name, what in each_damage(unfinished, path):
+        count += 1
+        try:
+            ended = undisturbed.run(command("report", path))
+            if ended.code:
+                assert_one_line(ended, str(path))
+                assert name in ended.stderr or name == RECIPE, ended
+            else:
+                assert "Traceback" not in ended.stderr, ended
+                history, seen = json.loads(undisturbed.run(seen_in_between(path)).stdout)
+                assert history
+                assert history == whole[: len(history)]
+                assert seen in (clients, "")
+        except AssertionError as error:
+            failures.append(f"{name}, {what}: {str(error)[:600]}")
+    print(f"{count} damaged")
+    assert not failures, f"{len(failures)} of {count}:\n" + "\n".join(failures)
 
 
 def test_without_a_good_checkpoint_one_line_says_what_to_do(

@@ -19,6 +19,7 @@ import fairwind
 from command import ENV
 from conftest import CLASSES, FEATURES
 from fairwind import cli
+from fairwind.engine.native import compiler
 from fairwind.errors import InputError
 from fairwind.files import CLIENTS, HISTORY, MODELS, RESULTS
 from fairwind.run_folder import explaining, held, new_directory
@@ -278,6 +279,15 @@ def test_a_damaged_result_is_refused_by_load_and_made_again(name: str, copy: Pat
     assert bits(copy) == bits(finished)
 
 
+def test_a_page_from_python_shows_no_damaged_file(copy: Path) -> None:
+    found = fairwind.load(copy)
+    data = bytearray((copy / CLIENTS).read_bytes())
+    data[-1] ^= 1
+    (copy / CLIENTS).write_bytes(data)
+    with pytest.raises(InputError, match=f"{CLIENTS} is damaged"):
+        found.report()
+
+
 def test_results_without_content_are_damaged(copy: Path, refused) -> None:
     (copy / "results.json").write_text("{}")
     assert f"{copy / 'results.json'} is damaged: 'fairwind resume {copy}'" in refused("report", copy)
@@ -303,3 +313,64 @@ def test_an_error_that_names_no_file_says_what_is_safe(
             raise full
         assert str(caught.value).startswith("No space left on device; the recipe is safe: make room")
         assert "None" not in str(caught.value)
+
+
+@pytest.mark.parametrize("act", [lambda file: file.write_bytes(b""), Path.unlink, lambda file: cut(file)])
+def test_a_history_that_is_spoilt_while_training_is_whole_in_the_end(
+    act, tmp_path: Path, finished: Path
+) -> None:
+    out = tmp_path / "run"
+
+    def spoil(lines: list[dict]) -> None:
+        if lines[0]["round"] == 2:
+            act(out / HISTORY)
+
+    compare(out, after_evaluation=spoil)
+    assert bits(out) == bits(finished)
+    assert len(fairwind.load(out).runs[0].history) == 3
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-7])
+
+
+def stop(lines: list[dict]) -> None:
+    if lines[0]["round"] == 2:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a compiler")
+def test_a_compiled_run_is_not_resumed_uncompiled(tmp_path: Path, monkeypatch) -> None:
+    """Without a compiler it goes on only with compiled code that is in the cache."""
+    monkeypatch.setenv("FAIRWIND_COMMIT", "without git")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    whole = tmp_path / "whole"
+    compare(whole, compile="on")
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        compare(out, compile="on", after_evaluation=stop)
+    elsewhere = shutil.copytree(out, tmp_path / "elsewhere")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    compare(out, compile="auto")
+    assert bits(out) == bits(whole)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    with pytest.raises(InputError, match=r"compiler \(g\+\+ or clang\+\+\) was not found.*--compile off"):
+        compare(elsewhere, compile="auto")
+    assert not (elsewhere / RESULTS).exists()
+    with pytest.warns(UserWarning, match="compile was on, is off; the last bits of the results may change"):
+        compare(elsewhere, compile="off")
+    assert json.loads((elsewhere / RESULTS).read_bytes())["config"]["compile"] == "off"
+
+
+def test_a_directory_made_by_someone_else_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def make_again(lines: list[dict]) -> None:
+        if lines[0]["round"] == 2:
+            shutil.rmtree(out)
+            out.mkdir()
+
+    with pytest.raises(InputError, match="was moved or deleted"):
+        compare(out, after_evaluation=make_again)
+    assert out.exists()

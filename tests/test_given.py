@@ -538,3 +538,65 @@ def test_the_page_on_ones_own_data_shows_code_that_works() -> None:
     assert sizes[0] == sizes[2] == ([48, 32], [12, 8])
     assert sizes[4] == ([3, 3], [1, 1])
     assert set(names["federation"].inputs) == {"input_ids", "attention_mask"}
+
+
+NUMBERS = torch.arange(50.0).reshape(10, 5)
+LABELS = torch.arange(10) % 2
+
+
+def masked(at: int | None) -> Any:
+    return np.ma.array(NUMBERS.numpy(), mask=np.arange(50).reshape(10, 5) == at)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (np.ma.masked_all((10, 5)), LABELS, r"client 'ann': inputs are masked, first at \[0, 0\]: fill"),
+        (masked(37), LABELS, r"client 'ann': inputs are masked, first at \[7, 2\]"),
+        (list(masked(37)), LABELS, r"client 'ann': inputs of sample 7 are masked, first at \[2\]"),
+        ({"a": masked(0), "b": NUMBERS}, LABELS, "client 'ann': inputs a are masked"),
+        (NUMBERS, np.ma.array(LABELS.numpy(), mask=LABELS == 1), r"client 'ann': targets are masked"),
+        (NUMBERS.to_sparse(), LABELS, r"inputs are a tensor of layout sparse_coo: give x.to_dense\(\)"),
+        (
+            [row.to_sparse() for row in NUMBERS],
+            LABELS,
+            "inputs of sample 0 are a tensor of layout sparse_coo",
+        ),
+        (NUMBERS.to("meta"), LABELS, "inputs are a meta tensor, which holds no numbers"),
+        (NUMBERS, LABELS.to("meta"), "targets are a meta tensor"),
+        (
+            torch.nested.nested_tensor(list(NUMBERS), layout=torch.jagged),
+            LABELS,
+            "a nested tensor: give a list",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arrays_that_do_not_simply_hold_their_numbers_are_refused(
+    inputs: Any, targets: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        Federation.from_clients({"bob": (NUMBERS, LABELS), "ann": (inputs, targets)})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mask_that_hides_nothing_is_no_mask() -> None:
+    federation = Federation.from_clients([(masked(None), LABELS)])
+    assert federation.digest() == Federation.from_clients([(NUMBERS.numpy(), LABELS)]).digest()
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        NUMBERS.clone().requires_grad_(),
+        NUMBERS.clone().requires_grad_() * 1,
+        torch.nn.Parameter(NUMBERS.clone()),
+        [row.clone().requires_grad_() for row in NUMBERS],
+    ],
+    ids=["a leaf", "of others", "a parameter", "rows"],
+)
+def test_inputs_that_require_gradients_train_as_numbers(inputs: Any) -> None:
+    plain, given = (Federation.from_clients([(x, LABELS)]) for x in (NUMBERS, inputs))
+    assert given.digest() == plain.digest()
+    assert isinstance(given.inputs, torch.Tensor)
+    assert not given.inputs.requires_grad

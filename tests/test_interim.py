@@ -3,11 +3,14 @@
 import json
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from functools import partial
 from pathlib import Path
@@ -16,7 +19,7 @@ from typing import Any
 import pytest
 
 import fairwind
-from command import ENV, succeeded
+from command import ENV, refused, succeeded
 from exchanged import Exchange, task_of
 from fairwind import Federation
 from fairwind.errors import InputError
@@ -109,6 +112,43 @@ def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     assert {row["rounds"] for row in record.results["runs"]} == {2}
 
 
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda text: b"\xff" + text[1:], "damaged in line 1"),
+        (lambda text: b"3\n" + text, "damaged in line 1"),
+        (lambda text: b"[" * 100_000 + b"\n" + text, "damaged in line 1"),
+        (lambda text: text.replace(b'"round": 2', b'"round": []', 1), "damaged in line"),
+        (lambda text: text.replace(b'"avg": ', b'"avg": 1', 1), "damaged, as a checkpoint tells"),
+    ],
+    ids=["no text", "a number", "nested", "no round", "another number"],
+)
+def test_a_damaged_history_of_an_unfinished_run_is_one_line(act, message: str, tmp_path: Path) -> None:
+    out = stopped_after(tmp_path / "run", 2)
+    (out / HISTORY).write_bytes(act((out / HISTORY).read_bytes()))
+    assert f"{out / HISTORY} is {message}" in refused("report", out)
+
+
+@pytest.mark.parametrize("act", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["deleted", "emptied"])
+def test_a_lost_history_of_an_unfinished_run_is_the_checkpoints(act, tmp_path: Path) -> None:
+    out = stopped_after(tmp_path / "run", 2)
+    before = read_interim(out)
+    act(out / HISTORY)
+    assert read_interim(out).history == before.history[:3]  # what came after it is lost
+
+
+def test_of_a_damaged_checkpoint_nothing_is_shown(tmp_path: Path) -> None:
+    out = stopped_after(tmp_path / "run", 3)
+    before = read_interim(out)
+    older, newest = sorted((out / "checkpoints").glob("*.safetensors"))
+    data = newest.read_bytes()
+    tensors = 8 + int.from_bytes(data[:8], "little")
+    newest.write_bytes(data[:tensors] + bytes(byte ^ 1 for byte in data[tensors:]))
+    assert (read_interim(out).score == before.score).all()
+    older.unlink()
+    assert not read_interim(out).names
+
+
 def test_without_a_checkpoint_the_history_is_shown(tmp_path: Path) -> None:
     out = stopped_after(tmp_path / "run", 2)
     shutil.rmtree(out / "checkpoints")
@@ -175,6 +215,29 @@ def test_a_live_page_follows_the_run_and_stops_with_it(
     thread[0].join(30)
     assert not thread[0].is_alive()
     assert (out / RESULTS).exists()
+
+
+def test_a_browser_that_goes_away_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "PATIENCE", 0.0)
+    out, said = stopped_after(tmp_path / "run", 2), []
+    with lock(out):
+        thread = threading.Thread(target=follow, args=(out, said.append, 0.05))
+        thread.start()
+        while not said:
+            time.sleep(0.05)
+        address = said[0].split()[0]
+        host = urllib.parse.urlsplit(address).netloc
+        for request in (f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n", "GET / HT"):
+            with socket.create_connection((live.HOST, int(host.partition(":")[2]))) as browser:
+                # Closed so, the server is told at once that nobody listens.
+                browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                browser.sendall(request.encode())
+                time.sleep(0.1)
+        assert "still running" in fetched(address)
+    thread.join(30)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 from fairwind.data.federation import Federation
+from fairwind.files import sealed, write_json
 from fairwind.metrics import fairness, finite, paired_differences
 from fairwind.report import charts, clients, spread, summary_table, write_report
 from fairwind.report.finding import best_shown, finding
@@ -79,12 +81,14 @@ def write_run(
     arrays["curves"] = np.ascontiguousarray(each.transpose(1, 0, 2))
     save_file(arrays, directory / "clients.safetensors", metadata={"rounds": "[0, 10, 20, 30, 40]"})
     (directory / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history))
-    (directory / "results.json").write_text(json.dumps(results))
+    save_results(directory, results)
     return results
 
 
 def save_results(directory: Path, results: dict[str, Any]) -> None:
-    (directory / "results.json").write_text(json.dumps(results))
+    names = "history.jsonl", "clients.safetensors"
+    files = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in names}
+    write_json(directory / "results.json", sealed({**results, "files": files}))
 
 
 def html_of(directory: Path) -> str:
@@ -362,7 +366,6 @@ def test_values_that_are_not_there_break_nothing(tmp_path: Path) -> None:
     results = write_run(tmp_path, ["adafedadam", "fedavg"])
     for row in results["summary"]:
         row.update({key: {"mean": None, "std": None} for key in KEYS})
-    save_results(tmp_path, results)
     rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     lines = [json.dumps(row | dict.fromkeys([*KEYS, "certainty"])) for row in rows]
     (tmp_path / "history.jsonl").write_text("\n".join(lines))
@@ -370,6 +373,7 @@ def test_values_that_are_not_there_break_nothing(tmp_path: Path) -> None:
     sizes = np.zeros(12, dtype=np.int64)
     arrays = {"accuracy": nothing, "loss": nothing, "train_size": sizes, "test_size": sizes}
     save_file(arrays, tmp_path / "clients.safetensors")
+    save_results(tmp_path, results)
     write_report(tmp_path)
     seen = Reader((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "No run ended with a defined accuracy." in seen.text

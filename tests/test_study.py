@@ -1,6 +1,7 @@
 """Studies: what a run is known by, what is trained and what is not, and the pages."""
 
 import gzip
+import hashlib
 import json
 import shutil
 from dataclasses import asdict, replace
@@ -15,6 +16,7 @@ from fairwind.cli.compare import Compare
 from fairwind.directory import RunDirectory
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
+from fairwind.files import CLIENTS, sealed, write_json
 from fairwind.paper.studies import STUDIES, scaled
 from fairwind.recipe import Recipe, settings_of
 from fairwind.report import write_study
@@ -138,9 +140,12 @@ def test_results_whose_names_lack_parameters_are_read_by_place(trained: Path, tm
     shutil.copytree(folder, old)
     results = json.loads((old / "results.json").read_text())
     results["config"]["algorithms"] = ["fedavg:lr=0.1", "adafedadam:alpha=3"]
-    (old / "results.json").write_text(json.dumps(results))
-    (old / "history.jsonl").write_bytes(gzip.decompress((old / "history.jsonl.gz").read_bytes()))
+    text = gzip.decompress((old / "history.jsonl.gz").read_bytes())
+    (old / "history.jsonl").write_bytes(text)
     (old / "history.jsonl.gz").unlink()
+    digests = {"history.jsonl": hashlib.sha256(text).hexdigest()}
+    results["files"] = digests | {CLIENTS: results["files"][CLIENTS]}
+    write_json(old / "results.json", sealed(results))
     runs, _ = read_runs(tmp_path)
     assert [(r.row["algorithm"], r.key.seed) for r in runs] == [
         ("fedavg:lr=0.1", 0),
@@ -176,7 +181,7 @@ def test_damaged_results_are_passed_over_and_named(trained: Path, tmp_path: Path
     runs, said = read_runs(tmp_path)
     assert len(runs) == 4
     assert len(said) == 1
-    assert "bad/results.json is passed over" in said[0]
+    assert "bad/results.json is damaged" in str(said[0])
 
 
 @pytest.mark.parametrize(
@@ -345,8 +350,11 @@ def test_any_precision_will_do_where_it_is_left_open(trained: Path) -> None:
 def test_a_seed_without_clients_numbers_still_makes_a_page(trained: Path, tmp_path: Path) -> None:
     for seed in PANEL.seeds:
         train(replace(PANEL, seeds=(seed,)), tmp_path / str(seed))
-    (lost,) = (tmp_path / "0").rglob("clients.safetensors")
+    (lost,) = (tmp_path / "0").rglob(CLIENTS)
     lost.unlink()
+    results = json.loads((lost.parent / "results.json").read_text())
+    del results["files"][CLIENTS]
+    write_json(lost.parent / "results.json", sealed(results))
     study = Study("page", "A page", "", (PANEL,))
     write_study(study, read_runs(tmp_path)[0], tmp_path / "page")
     (panel,) = json.loads((tmp_path / "page" / "study.json").read_text())["panels"]

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fairwind as fw
-from command import ENV, refused, succeeded
+from command import ENV, called, refused, succeeded
 from conftest import CLASSES, FEATURES, make_federation, make_model
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -141,6 +141,40 @@ def test_a_file_that_cannot_be_loaded_says_where(tmp_path: Path) -> None:
     with pytest.raises(fw.InputError, match="ModuleNotFoundError"):
         load_task("no_such.module:task")
     assert not any(map(is_reference, ("synthetic", "synthetic:classes=5", "adafedadam:alpha=2.5,warmup=0")))
+
+
+EXITING = {
+    "while loading": ("import sys\nsys.exit(0)\n", "cannot be loaded (line 2): SystemExit: 0"),
+    "in the function": (
+        OWN.replace("LR", "0.1").replace("def task():", "def task():\n    raise SystemExit"),
+        "failed (line 8): SystemExit",
+    ),
+    "in training": (
+        OWN.replace("LR", "0.1").replace("loss=nn.functional.mse_loss", "loss=leave")
+        + "def leave(outputs, targets):\n    quit(0)\n",
+        "own code called sys.exit(0), so there are no results",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), EXITING.values(), ids=EXITING)
+def test_a_users_file_that_exits_is_no_success(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "leaving.py"
+    file.write_text(text)
+    words = "compare", f"{file}:task", "--algorithms", "fedavg", "--seeds", 0, "--rounds", 2
+    assert said in refused(*words, "--out", tmp_path / "run")
+
+
+def test_a_users_file_that_changes_its_folder_moves_no_results(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "here").mkdir()
+    file = tmp_path / "moving.py"
+    file.write_text(f"import os\nos.chdir({str(tmp_path / 'elsewhere')!r})\n" + OWN.replace("LR", "0.1"))
+    words = "compare", f"{file}:task", "--algorithms", "fedavg", "--seeds", 0, "--rounds", 2
+    done = called(*words, "--out", "run", cwd=tmp_path / "here")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "here" / "run" / "results.json").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 class StopHereError(Exception):

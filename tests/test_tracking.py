@@ -286,3 +286,46 @@ def test_a_mistake_in_track_is_refused_before_training(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert words in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+KILLED_WRITING = """
+import os, sys
+replace = os.replace
+def replaced(source, target):
+    {before}
+    replace(source, target)
+    {after}
+os.replace = replaced
+sys.argv = ["fairwind", *sys.argv[1:]]
+from fairwind.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_kill_beside_the_first_write_of_the_recipe_loses_no_tracker(moment: str, tmp_path: Path) -> None:
+    out, words = tmp_path / "run", ["--rounds", "2", "--seeds", "0", "--algorithms", "fedavg"]
+    words = ["compare", SMALL, *words, "--out", out, "--track", f"tensorboard:{tmp_path / 'tracked'}"]
+    kill = 'if str(target).endswith("recipe.json"): os._exit(9)'
+    script = KILLED_WRITING.format(**{"before": "", "after": "", moment: kill})
+    command = [sys.executable, "-c", script, *map(str, words)]
+    done = subprocess.run(command, env=ENV, capture_output=True, check=False)
+    assert done.returncode == 9
+    assert (out / "recipe.json").exists() == (moment == "after")
+    again = called("resume", out) if moment == "after" else called(*words)
+    assert again.returncode == 0, again.stderr
+    assert list(read_tensorboard(tmp_path / "tracked", "avg")[0]) == ["fedavg/0"]
+
+
+def test_what_a_killed_comparison_was_tracked_by_is_forgotten_by_one_without(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    Tracking(f"tensorboard:{tmp_path / 'tracked'}").record(out)
+    compare(out)
+    assert not (out / "tracking.json").exists()
+
+
+def test_a_damaged_record_of_trackers_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tracking.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"not tracked any more: .*tracking\.json is damaged"):
+        assert Tracking.resumed(tmp_path).trackers == {}

@@ -15,7 +15,7 @@ from fairwind import setups
 from fairwind.algorithms import REGISTRY, with_sets
 from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import AnyAlgorithm, is_algorithm
-from fairwind.directory import RunDirectory, damaged
+from fairwind.directory import RunDirectory
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
@@ -26,6 +26,7 @@ from fairwind.hints import LOCAL, near
 from fairwind.recipe import Recipe
 from fairwind.results import Evaluated, summarise, warnings_of
 from fairwind.run_folder import check_free, explaining, held, holds_run
+from fairwind.seals import damaged
 from fairwind.setups import Where
 from fairwind.task import Task
 from fairwind.tracking import Given, Tracking
@@ -186,6 +187,7 @@ def compare(
         recipe = recipe.vouched(task, simulation)
         if path is not None and directory is None and first:
             check_free(path)
+            tracking.record(path)
             directory = RunDirectory.create(path, recipe, Where(), simulation)
             directory.write_history(simulation)
         elif directory is not None:
@@ -195,7 +197,7 @@ def compare(
                 for line in directory.mend_recipe() if first else ():
                     warnings.warn(line, stacklevel=2)
                 return load(directory.path)
-            for line in directory.restore(simulation):
+            for line in [*directory.changed(recipe.settings), *directory.restore(simulation)]:
                 warnings.warn(line, stacklevel=2)
         if not first:
             help_along(simulation)

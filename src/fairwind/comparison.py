@@ -12,11 +12,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fairwind.directory import check_whole
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, needs_extra, python_numbers, unknown
-from fairwind.files import CLIENTS, HISTORY, MODELS, RESULTS, read_json
+from fairwind.files import CLIENTS, MODELS, RESULTS, read_json
 from fairwind.metrics import METRICS, OF_GROUPS, Floats, Interval, paired_differences
+from fairwind.seals import check_whole, read_history
 
 if TYPE_CHECKING:
     import pandas
@@ -220,8 +220,7 @@ def load(path: str | Path) -> Comparison:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
         models = load_file(path / MODELS) if (path / MODELS).exists() else {}
-        lines = (path / HISTORY).read_text(encoding="utf-8").splitlines()
-        history = [json.loads(line) for line in lines if line.strip()]
+        history = read_history(path, results)
         names = [score["name"] for score in results["scores"]]
         rows = results["runs"]
         runs = [

@@ -1,24 +1,19 @@
 """The directory of a comparison: its recipe, checkpoints, history and results."""
 
-import hashlib
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-from torch import Tensor
-
 from fairwind import setups
 from fairwind.data import store
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.environment import changes, environment
 from fairwind.errors import InputError, first_line
 from fairwind.files import (
-    CLIENTS,
     HISTORY,
-    MODELS,
     RECIPE,
     RESULTS,
     append,
@@ -29,10 +24,11 @@ from fairwind.files import (
     write_atomic,
     write_json,
 )
-from fairwind.recipe import Recipe
+from fairwind.recipe import MACHINE, Recipe
 from fairwind.references import is_reference, load_task
 from fairwind.results import about, summarise
 from fairwind.run_folder import CHECKPOINTS, identity, moved
+from fairwind.seals import damaged, finish, history_lines
 from fairwind.setups import Where
 from fairwind.task import Task
 
@@ -69,7 +65,7 @@ class RunDirectory:
         """The directory of an earlier comparison; a lost recipe is restored from a checkpoint."""
         try:
             content = read_json(path / RECIPE)
-            if "sha256" in content and not is_sealed(content):
+            if not is_sealed(content):
                 raise ValueError(f"{RECIPE} is damaged (its SHA-256 differs)")
             if FEDERATED not in content:
                 return cls(path, content)
@@ -92,9 +88,13 @@ class RunDirectory:
     def finished(self) -> bool:
         return (self.path / RESULTS).exists()
 
-    def changed(self) -> list[str]:
-        """Differences of the environment since the run started, which may change results in the last bits."""
-        return changes(self.made_with, environment(self.recipe.settings.device))
+    def changed(self, settings: Settings) -> list[str]:
+        """What is said of differences since the run started, in the environment or the machine's settings."""
+        found = changes(self.made_with, environment(settings.device))
+        for name in (*MACHINE, "precision"):
+            old, new = getattr(self.recipe.settings, name), getattr(settings, name)
+            found += [f"{name} was {old}, is {new}"] if old != new else []
+        return [f"{change}; the last bits of the results may change with it" for change in found]
 
     def task(self, cache: Path | None = None) -> Task:
         """The task that the run started with."""
@@ -178,7 +178,10 @@ class RunDirectory:
             write_atomic(self.path / HISTORY, history_lines(simulation.history).encode())
 
     def write_results(self, simulation: Simulation, *, models: bool = True) -> dict[str, Any]:
-        """Writes the trained models, every client's numbers, and last the results, which mark completion."""
+        """Writes the history, the trained models and every client's numbers, then the results: the end.
+
+        Without models the run is a study's, and its history is compressed.
+        """
         self._check_place()
         trained = {
             f"{view.label}/{view.seed}/{name}": value.cpu().contiguous()
@@ -202,7 +205,7 @@ class RunDirectory:
             metadata["groups"] = json.dumps(simulation.federation.groups)
         results = summarise(simulation, self.recipe)
         results["engine"] = self.content.get("engine") or results["engine"]  # as it was chosen at first
-        return finish(self.path, results, clients, metadata, trained)
+        return finish(self.path, results, simulation.history, clients, metadata, trained if models else None)
 
     def _check_place(self) -> None:
         """Refuses to write if the directory was moved: it would be created again without its contents."""
@@ -229,61 +232,3 @@ def _trained_elsewhere(path: Path) -> str:
         f"{path} holds a real federation's training, which is not finished: give the same 'flwr run' again, "
         "and it goes on after the last round"
     )
-
-
-def finish(
-    path: Path,
-    results: dict[str, Any],
-    clients: dict[str, Tensor],
-    metadata: dict[str, str],
-    trained: dict[str, Tensor],
-) -> dict[str, Any]:
-    """Writes the final files of a comparison; returns the results as written."""
-    if trained:
-        write_atomic(path / MODELS, save(trained))
-    write_atomic(path / CLIENTS, _ordered(save(clients, metadata=metadata)))
-    names = HISTORY, CLIENTS, *([MODELS] if trained else [])
-    results = sealed({**results, "files": {name: _digest(path / name) for name in names}})
-    write_json(path / RESULTS, results)
-    return results
-
-
-def damaged(path: Path) -> list[str]:
-    """Files of a finished comparison that were changed since they were written."""
-    try:
-        results = read_json(path / RESULTS)
-    except (OSError, ValueError):
-        return [RESULTS]
-    if "sha256" not in results and "files" not in results:  # of an older version
-        return [] if "runs" in results and "summary" in results else [RESULTS]
-    if not is_sealed(results):
-        return [RESULTS]
-    return [name for name, digest in results["files"].items() if _digest(path / name) != digest]
-
-
-def check_whole(path: Path) -> None:
-    """Refuses a finished comparison of which a file is damaged."""
-    if spoilt := damaged(path):
-        again = shlex.join(["fairwind", "resume", str(path)])
-        raise InputError(f"{path / spoilt[0]} is damaged: '{again}' makes it again")
-
-
-def _ordered(data: bytes) -> bytes:
-    """A safetensors file with sorted metadata, which the library writes in arbitrary order."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
-    return len(text).to_bytes(8, "little") + text + data[end:]
-
-
-def history_lines(history: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in history)
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return "missing"

@@ -19,10 +19,12 @@ except ImportError:  # Windows has no such locks
 
 RECIPE = "recipe.json"
 HISTORY = "history.jsonl"
+PACKED = f"{HISTORY}.gz"  # of a study's finished run
 RESULTS = "results.json"
 CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
 PARTIAL = ".partial-"
+TRACKING = "tracking.json"  # the trackers of a run, and the id by which they know it
 
 
 def default_cache() -> Path:
@@ -91,11 +93,19 @@ def _seal(content: dict[str, Any]) -> str:
 
 
 def sweep(folder: Path) -> None:
-    """Removes temporary files of a killed process from a run directory that this process has locked."""
+    """Removes temporary files of a killed process from a folder that this process has locked."""
     for place in (folder, folder / "checkpoints", folder / "figures"):
         for partial in place.glob(".*.partial"):
             if re.fullmatch(r"\..+\.\d+\.partial", partial.name):  # none but those of `write_atomic`
                 partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing_pages(folder: Path) -> Iterator[None]:
+    """Locks a folder of pages while they are written, and removes temporary files of a killed process."""
+    with lock(folder, wait=True):
+        sweep(folder)
+        yield
 
 
 def is_held(path: Path) -> bool | None:

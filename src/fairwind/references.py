@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import os
 import sys
+from contextlib import chdir
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +52,11 @@ def not_an_algorithm(text: str, kind: str) -> InputError:
 
 
 def _load(text: str, kind: str) -> Any:
+    with chdir(os.getcwd()):  # afterwards back to it: a user's os.chdir must not move the command's paths
+        return _found(text, kind)
+
+
+def _found(text: str, kind: str) -> Any:
     place, name = text.rpartition(":")[::2] if ":" in text else (text, "")
     module = _module(place, kind)
     if not name:
@@ -69,7 +75,7 @@ def _load(text: str, kind: str) -> Any:
         return found()
     except InputError:
         raise
-    except Exception as error:  # whatever a user's function raises
+    except (Exception, SystemExit) as error:  # whatever a user's function raises
         where = _line(error, place)
         raise InputError(f"{text} failed{where}: {type(error).__name__}: {first_line(error)}") from error
 
@@ -129,7 +135,7 @@ def _module(place: str, kind: str) -> ModuleType:
         return module
     except InputError:
         raise
-    except Exception as error:  # whatever a user's file raises
+    except (Exception, SystemExit) as error:  # whatever a user's file raises
         where = _line(error, place)
         raise InputError(
             f"{place} cannot be loaded{where}: {type(error).__name__}: {first_line(error)}"

@@ -9,32 +9,38 @@ from datetime import datetime
 from pathlib import Path
 
 from fairwind.errors import InputError
-from fairwind.files import RECIPE, lock, sweep
+from fairwind.files import RECIPE, TRACKING, lock, sweep
 
 CHECKPOINTS = "checkpoints"
 RUNS = Path("runs")  # where folders are made, if no other place is named
 
 
+class BusyError(InputError):
+    """Another process holds the directory."""
+
+
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def held(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Locks a directory against other processes, and creates it if necessary."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to {path}: {error.strerror}; give another --out") from None
-    with lock(path) as mine:
+    with lock(path, wait=wait) as mine:
         if not mine:
-            raise InputError(f"another process is training in {path}; wait for it or stop it")
+            raise BusyError(f"another process is training in {path}; wait for it or stop it")
+        own = identity(path)
         if not os.access(path, os.W_OK):
             raise InputError(f"cannot write to {path}: permission denied; give another --out")
         try:
             sweep(path)
             yield
         finally:
-            with suppress(OSError):  # only if it is empty
-                path.rmdir()
-                if path.parent == RUNS:
-                    path.parent.rmdir()
+            if identity(path) == own:  # else it was made by someone else, meanwhile
+                with suppress(OSError):  # only if it is empty
+                    path.rmdir()
+                    if path.parent == RUNS:
+                        path.parent.rmdir()
 
 
 def holds_run(path: Path) -> bool:
@@ -48,7 +54,7 @@ def check_free(path: Path) -> None:
         raise InputError(
             f"{path} already holds a run: go on with 'fairwind resume {path}', or give another --out"
         )
-    if any(path.iterdir()):
+    if any(file.name != TRACKING for file in path.iterdir()):  # which a kill before the recipe leaves
         raise InputError(f"{path} is not empty: give another --out, so that nothing is overwritten")
 
 

@@ -127,6 +127,18 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def _run(command: Any) -> None:
+    try:
+        command.run()
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich's way, if nobody reads the output
+            raise
+        raise InputError(
+            f"the task's or an algorithm's own code called sys.exit({stop.code}), so there are no results: "
+            "take that call out of it"
+        ) from stop
+
+
 def main() -> NoReturn:
     """Runs a command; a user's mistake is one line and exit code 2."""
     if not find().first:
@@ -148,7 +160,7 @@ def main() -> NoReturn:
         if rest:
             raise _refuse(command, rest[0])
         if find().first or isinstance(command, Compare | Resume):
-            command.run()
+            _run(command)
     except InputError as error:
         _fail(str(error))
     except OSError as error:

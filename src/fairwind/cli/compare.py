@@ -153,6 +153,7 @@ class Compare:
                 return help_along(simulation)
             vouched = recipe.vouched(task, simulation)
             with explaining(path):
+                tracking.record(path)
                 directory = RunDirectory.create(path, vouched, where, simulation)
                 directory.write_history(simulation)
             finish(directory, simulation, self.checkpoint_every, tracking)

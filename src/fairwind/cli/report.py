@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from fairwind.cli.finishing import show
 from fairwind.cli.options import Directory, described
 from fairwind.cli.terminal import out, say
-from fairwind.directory import check_begun, check_whole
+from fairwind.directory import check_begun
 from fairwind.files import RESULTS, is_held, lock, sweep
+from fairwind.seals import check_whole, lost_results
 
 
 @described
@@ -24,7 +25,7 @@ class Report:
     when the comparison ends, or at Ctrl-C, which leaves the comparison alone."""
 
     def run(self) -> None:
-        if (self.directory / RESULTS).exists():
+        if (self.directory / RESULTS).exists() or lost_results(self.directory):
             return self._finished()
         from fairwind.report.interim import write_interim  # charts need a second to load
         from fairwind.report.live import follow

@@ -8,12 +8,13 @@ from pathlib import Path
 from fairwind.cli.finishing import finish, show
 from fairwind.cli.options import Directory, Folder, Seconds, described
 from fairwind.cli.terminal import err, say
-from fairwind.directory import RunDirectory, damaged
+from fairwind.directory import RunDirectory
 from fairwind.engine.ranks import find
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, in_range
 from fairwind.references import is_reference
 from fairwind.run_folder import explaining, held
+from fairwind.seals import damaged
 from fairwind.tracking import Tracking
 from fairwind.training import help_along
 
@@ -43,8 +44,8 @@ class Resume:
                 err.print("finished: nothing is left to train")
                 show(self.directory)
                 return None
-            for change in directory.changed():
-                say(f"fairwind: {change}; the last bits of the results may change with it")
+            for line in directory.changed(directory.recipe.settings):
+                say(f"fairwind: {line}")
             simulation = _begun(directory, self.cache)
             simulation.ranks.meet()  # from here on no other process changes the checkpoints
             with explaining(self.directory):

@@ -28,8 +28,9 @@ from fairwind.errors import InputError, in_range, unknown
 from fairwind.files import write_json
 from fairwind.paper import theory
 from fairwind.paper.studies import STUDIES, THEORY, Scale, scaled
+from fairwind.run_folder import BusyError
 from fairwind.setups import Where
-from fairwind.study import Finished, Panel, Study, choose, missing, narrowed, read_runs, read_study
+from fairwind.study import Finished, Panel, Study, choose, clear, missing, narrowed, read_runs, read_study
 from fairwind.study import run as train_job
 from fairwind.training import train as train_rounds
 
@@ -95,24 +96,33 @@ class Training:
         for study in chosen:
             for panel in study.panels:
                 panel.check()
-        finished, refused = read_runs(out_dir, *self.runs)
-        for line in refused:
-            say(line)
+        clear(out_dir)
+        finished, passed = read_runs(out_dir, *self.runs)
+        for each in passed:
+            if each.damaged and self.report_only:
+                raise InputError(f"{each.file} {each.why}: without --report-only its runs are trained again")
+            say(str(each))
         options = {"device": self.device, "compile": self.compile, "precision": self.precision}
         panels = narrowed([p for study in chosen for p in study.panels], self.setups, self.seeds)
         digest = cache(self.digest)
         jobs = [] if self.report_only else missing(panels, finished, self.where, digest, **options)
         if jobs:  # what this machine has not is refused before the first of them
             resolve(Settings(device=self.device, precision=self.precision))
-        failed = []
-        for number, job in enumerate(jobs, 1):
-            recipe = job.recipe
-            say(f"{number} of {len(jobs)}: {', '.join(recipe.algorithms)} on {recipe.setup}")
-            try:
-                train_job(job, out_dir, train, say)
-            except InputError as error:
-                failed.append(f"{recipe.setup}: {error}")
-                say(f"left out: {failed[-1]}")
+        failed, left, wait = [], list(enumerate(jobs, 1)), False
+        while left:
+            busy = []
+            for number, job in left:
+                recipe = job.recipe
+                say(f"{number} of {len(jobs)}: {', '.join(recipe.algorithms)} on {recipe.setup}")
+                try:
+                    train_job(job, out_dir, train, say, wait=wait)
+                except BusyError:
+                    busy.append((number, job))
+                    say("another process trains it, and is waited for when the others are done")
+                except InputError as error:
+                    failed.append(f"{recipe.setup}: {error}")
+                    say(f"left out: {failed[-1]}")
+            left, wait = busy, True
         finished, _ = read_runs(out_dir, *self.runs)
         for study in chosen:
             self.show(study, finished, out_dir, digest)
@@ -181,7 +191,9 @@ class Paper(Training):
         out.print(f"Theory: {self.out / THEORY / 'index.html'}", soft_wrap=True, markup=False)
 
     def _list(self, known: dict[str, Study]) -> None:
-        finished, _ = read_runs(self.out, *self.runs)
+        finished, passed = read_runs(self.out, *self.runs)
+        for each in passed:
+            say(str(each))
         table = Table(show_header=True, box=None, padding=(0, 2, 1, 0))
         for name in ("study", "runs there", "what it asks"):
             table.add_column(name)

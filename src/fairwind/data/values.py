@@ -83,16 +83,16 @@ def _is_array(given: Any) -> bool:
 
 def _value(given: Any, what: str) -> Tensor | Ragged:
     if isinstance(given, Tensor):
-        return given
+        return _dense(given, what)
     if is_frame(given):
         given = given.to_numpy()
     elif not isinstance(given, list) and _is_array(given):
-        given = np.asarray(given)
+        given = _array(given, what)
     if isinstance(given, np.ndarray) and given.dtype.kind != "O":
         return _tensor(given)
     rows: list[Any] = given.tolist() if isinstance(given, np.ndarray) else given
     if isinstance(rows, list) and any(_is_array(row) and np.ndim(row) for row in rows):
-        return _stacked([row if isinstance(row, Tensor) else _tensor(np.asarray(row)) for row in rows], what)
+        return _stacked([_row(row, f"{what} of sample {i}") for i, row in enumerate(rows)], what)
     if isinstance(rows, list) and any(isinstance(row, np.generic) for row in rows):
         return _tensor(np.asarray(rows))
     try:
@@ -102,6 +102,32 @@ def _value(given: Any, what: str) -> Tensor | Ragged:
             flat = torch.as_tensor([each for row in rows for each in row])
             return Ragged(flat, torch.tensor([len(row) for row in rows]))
         raise
+
+
+def _row(given: Any, what: str) -> Tensor:
+    return _dense(given, what) if isinstance(given, Tensor) else _tensor(_array(given, what))
+
+
+def _dense(given: Tensor, what: str) -> Tensor:
+    """The tensor without gradients; refused if it does not simply hold its numbers."""
+    if given.is_nested:
+        raise InputError(f"{what} are a nested tensor: give a list of tensors, list(x.unbind())")
+    if given.layout != torch.strided:
+        name = str(given.layout).removeprefix("torch.").strip("_")
+        raise InputError(f"{what} are a tensor of layout {name}: give x.to_dense()")
+    if given.is_meta:
+        raise InputError(f"{what} are a meta tensor, which holds no numbers: give one on a device")
+    if hasattr(given, "get_mask"):
+        raise InputError(f"{what} are a masked tensor: fill or drop what is masked, and give x.get_data()")
+    return given.detach() if given.requires_grad else given
+
+
+def _array(given: Any, what: str) -> np.ndarray[Any, Any]:
+    """An array; refused if values are masked, since what lies below a mask is no data."""
+    if np.ma.is_masked(given):
+        first = np.argwhere(np.ma.getmaskarray(given))[0].tolist()
+        raise InputError(f"{what} are masked, first at {first}: fill what is masked, x.filled(…), or drop it")
+    return np.asarray(given)
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:

@@ -4,15 +4,16 @@ import warnings
 from collections.abc import Sequence
 
 from fairwind.engine.classifier import Classifier, applies
-from fairwind.engine.compiling import Library, compiled_for_gpu
+from fairwind.engine.compiling import Library, compiled_for_gpu, compiler_found
 from fairwind.engine.cutting import Kind
 from fairwind.engine.solver import Solver
 from fairwind.engine.workspace import Workspace
-from fairwind.errors import first_line
+from fairwind.errors import InputError, first_line
 
 # About how many seconds it takes: with PyTorch's compiler, or where C++ for these steps is at hand.
 SECONDS = {"cpu": 30, "cuda": 60}
 AT_HAND = 3
+COMPILER = "a C++ compiler (g++ or clang++)"
 
 
 def seconds(steps: dict[Kind, Workspace], solver: Solver) -> float:
@@ -23,9 +24,14 @@ def seconds(steps: dict[Kind, Workspace], solver: Solver) -> float:
 
 
 def compile_steps(kind: Kind, workspaces: Sequence[Workspace], solver: Solver) -> None:
-    """Compiles the steps of a kind for each worker; if that fails, they run uncompiled, with a warning."""
+    """Compiles the steps of a kind for each worker; if that fails, they run uncompiled, with a warning.
+
+    Without a compiler, and where nothing compiled is cached, they are refused: a resumed run would differ.
+    """
     first = workspaces[0]
     if first.device.type == "cuda":  # where one worker has all rows
+        if not compiler_found(first.device):
+            raise _no_compiler("Triton")
         first.step = compiled_for_gpu(first.step)
         return
     try:
@@ -36,7 +42,16 @@ def compile_steps(kind: Kind, workspaces: Sequence[Workspace], solver: Solver) -
         for workspace in workspaces:
             workspace.compiled = library.driver()
     except Exception as error:  # whatever the compiler makes of a user's module
+        if not compiler_found(first.device):
+            raise _no_compiler(COMPILER) from error
         warnings.warn(f"{kind} steps run uncompiled, and slower: {first_line(error)}", stacklevel=4)
+
+
+def _no_compiler(missing: str) -> InputError:
+    return InputError(
+        f"{missing} was not found, and this run compiles its steps: install it, or begin anew with "
+        "--compile off (compile='off' in Python), which differs in the last bits"
+    )
 
 
 def at_hand(kind: Kind, workspace: Workspace, solver: Solver) -> bool:

@@ -44,7 +44,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, owner: str) -> None:
 
 
 def _digest(data: bytes, record: dict[str, Any]) -> str:
-    return hashlib.sha256(data + json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(data + _text(record)).hexdigest()
+
+
+def _text(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True).encode()
 
 
 def load_checkpoint(folder: Path, owner: str | None = None) -> tuple[Checkpoint | None, list[str]]:
@@ -56,6 +60,17 @@ def load_checkpoint(folder: Path, owner: str | None = None) -> tuple[Checkpoint 
         except (OSError, ValueError, SafetensorError) as error:
             refused.append(f"checkpoint {path.stem} is refused: {error}")
     return None, refused
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The JSON file of a checkpoint, if both of its files are intact; no tensor is loaded."""
+    vouched = read_json(path)
+    with open(path.with_suffix(".safetensors"), "rb") as file:
+        seen = hashlib.file_digest(file, "sha256")
+    seen.update(_text({k: vouched[k] for k in ("round", "owner", "record")}))
+    if seen.hexdigest() != vouched["sha256"]:
+        raise ValueError("it is damaged (its SHA-256 differs)")
+    return vouched
 
 
 def _read(path: Path, owner: str | None) -> Checkpoint:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fairwind.aggregation import first_state, refuses
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
+from fairwind.engine.backends import COMPILER
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.checks import build, check_room, check_runs, check_shapes, check_shared, placed
 from fairwind.engine.choice import choose
@@ -120,7 +121,7 @@ class Simulation:
             with products(s.precision, self.x.device):
                 worth = stacked.pays(s.rounds)
             if worth and not compiler_found(self.x.device):
-                missing = "Triton" if self.x.is_cuda else "a C++ compiler (g++ or clang++)"
+                missing = "Triton" if self.x.is_cuda else COMPILER
                 warnings.warn(f"{missing} was not found: steps run uncompiled, and slower", stacklevel=3)
                 worth = False
             self.settings = replace(s, compile="on" if worth else "off")

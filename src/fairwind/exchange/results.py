@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairwind.directory import FEDERATED, finish, history_lines
+from fairwind.directory import FEDERATED
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.environment import environment
 from fairwind.errors import InputError
@@ -19,6 +19,7 @@ from fairwind.files import HISTORY, RECIPE, is_sealed, read_json, sealed, write_
 from fairwind.metrics import METRICS
 from fairwind.results import summary_of
 from fairwind.run_folder import CHECKPOINTS, held
+from fairwind.seals import finish, history_lines
 
 
 def owner_of(
@@ -92,7 +93,6 @@ class FederatedRun:
         """Results, scores of clients and the trained module, in the form of a comparison's."""
         aggregator, evaluations, task = self.aggregator, self.evaluations, str(self.owner["task"])
         aggregator.layout.load(aggregator.x, module)
-        write_atomic(self.path / HISTORY, history_lines(evaluations.history).encode())
         clients = evaluations.of_clients()
         metadata = {"names": json.dumps(evaluations.clients), "rounds": json.dumps(evaluations.rounds)}
         last = evaluations.history[-1] if evaluations.history else {}
@@ -131,7 +131,7 @@ class FederatedRun:
             prefix + name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()
         }
         numbers = {name: t.float() if t.is_floating_point() else t for name, t in clients.items()}
-        return finish(self.path, results, numbers, metadata, trained)
+        return finish(self.path, results, evaluations.history, numbers, metadata, trained)
 
 
 def _described(name: str, clients: dict[str, Tensor]) -> dict[str, Any]:

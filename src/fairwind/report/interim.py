@@ -17,9 +17,10 @@ from safetensors import SafetensorError, safe_open
 
 from fairwind import scores
 from fairwind.directory import FEDERATED, RunDirectory
+from fairwind.engine.checkpoint import read_record
 from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Evaluations
-from fairwind.files import HISTORY, RECIPE, RESULTS, is_held, read_json, write_atomic
+from fairwind.files import HISTORY, RECIPE, RESULTS, is_held, is_sealed, read_json, write_atomic
 from fairwind.metrics import METRICS, OF_GROUPS
 from fairwind.recipe import in_words
 from fairwind.report.page import INTERIM, figures, page
@@ -46,6 +47,7 @@ class Clients(NamedTuple):
     curves: NDArray[np.float32] | None
     left_out: list[int]
     stalled: list[int]
+    history: Lines
 
 
 NOBODY = np.zeros(0, np.int64)
@@ -62,12 +64,12 @@ def write_interim(directory: Path) -> tuple[Record, Path]:
 
 def read_interim(directory: Path) -> Record:
     """A run as far as it is; refused where nothing has been evaluated yet, or no run is there."""
-    history = read_history(directory)
     federated = _federated(directory)
     if federated is not None:
-        return _of_federation(directory, federated, history)
+        return _of_federation(directory, federated)
     run = RunDirectory.open(directory)
     recipe, known = run.recipe, _of_checkpoint(directory)
+    history = _read_history(directory, known)
     at, lines = _newest(directory, history, known)
     clients = known if known is not None and known.rounds and known.rounds[-1] == at else None
     config = {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
@@ -85,19 +87,32 @@ def read_interim(directory: Path) -> Record:
     return _record(directory, results, history, lines, clients, recipe.settings.rounds, again, run.content)
 
 
-def read_history(directory: Path) -> Lines:
-    """The lines that are whole; the last one may be being written."""
+def _read_history(directory: Path, known: Clients | None) -> Lines:
+    """The lines that are whole; the last one may be being written. A checkpoint's must be among them."""
     try:
-        text = (directory / HISTORY).read_text(encoding="utf-8")
+        data = (directory / HISTORY).read_bytes()
     except FileNotFoundError:
-        return []
-    found = []
-    for line in text.split("\n")[:-1]:
+        data = b""
+    remedy = "to go on with the training makes it again"
+    found: Lines = []
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
-    return found
+            found.append(_line(json.loads(line)))
+        except (ValueError, RecursionError):
+            raise InputError(f"{directory / HISTORY} is damaged in line {number}: {remedy}") from None
+    kept = [] if known is None else known.history
+    if found[: len(kept)] != kept[: len(found)]:
+        raise InputError(f"{directory / HISTORY} is damaged, as a checkpoint tells: {remedy}")
+    return max(found, kept, key=len)
+
+
+def _line(content: Any) -> dict[str, Any]:
+    """A line of the history; ValueError if it is none."""
+    if not isinstance(content, dict) or not {"algorithm", "seed", "avg", "worst30"} <= content.keys():
+        raise ValueError
+    if type(content.get("round")) is not int:
+        raise ValueError
+    return content
 
 
 def _newest(directory: Path, history: Lines, known: Clients | None) -> tuple[int, Lines]:
@@ -184,7 +199,7 @@ def _of_checkpoint(directory: Path) -> Clients | None:
     """The clients in the newest checkpoint that can be read; older versions' do not say who they are."""
     for path in sorted((directory / CHECKPOINTS).glob("[0-9]*.json"), reverse=True):
         with _vanishing():
-            content = read_json(path)
+            content = read_record(path)
             record = content["record"]
             with safe_open(path.with_suffix(".safetensors"), framework="numpy") as file:
                 rounds, curves = read_curves(file, record["evaluated"])
@@ -201,6 +216,7 @@ def _of_checkpoint(directory: Path) -> Clients | None:
                     curves=curves,
                     left_out=file.get_tensor("left_out").tolist(),
                     stalled=file.get_tensor("stalled").tolist(),
+                    history=record["history"],
                 )
     return None
 
@@ -210,7 +226,7 @@ def _vanishing() -> Iterator[None]:
     """A checkpoint may be removed while it is read, or be damaged: then the one before it is taken."""
     try:
         yield
-    except (OSError, ValueError, LookupError, TypeError, SafetensorError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError):
         return
 
 
@@ -220,16 +236,16 @@ def _federated(directory: Path) -> dict[str, Any] | None:
         content = read_json(directory / RECIPE)
     except (OSError, ValueError):
         return None
-    owner: dict[str, Any] | None = content.get(FEDERATED)
+    owner: dict[str, Any] | None = content.get(FEDERATED) if is_sealed(content) else None
     return owner
 
 
-def _of_federation(directory: Path, owner: dict[str, Any], history: Lines) -> Record:
+def _of_federation(directory: Path, owner: dict[str, Any]) -> Record:
     """A real federation's training, of which the server keeps what clients said."""
     clients, judged = None, [_score("accuracy")]
     for path in sorted((directory / CHECKPOINTS).glob("[0-9]*.json"), reverse=True):
         with _vanishing():
-            content = read_json(path)
+            content = read_record(path)
             record = content["record"]["evaluations"]
             said = next(iter(record["last"].values()))[3]
             judged = [_score(name) for name in said]
@@ -250,8 +266,10 @@ def _of_federation(directory: Path, owner: dict[str, Any], history: Lines) -> Re
                 curves=numbers["curves"].astype(np.float32),
                 left_out=[],
                 stalled=[],
+                history=found.history,
             )
             break
+    history = _read_history(directory, clients)
     at, lines = _newest(directory, history, clients)
     results = {
         "setup": owner.get("task", ""),

@@ -13,7 +13,7 @@ from rich.text import Text
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind
 from fairwind.errors import printable
-from fairwind.files import write_atomic
+from fairwind.files import write_atomic, writing_pages
 from fairwind.report.html import frame, plain_spec, section, write_figure
 from fairwind.report.record import thin
 from fairwind.report.theme import theme
@@ -66,8 +66,9 @@ def write_labels(directory: Path, federation: Federation) -> list[Path]:
         specs=specs,
         themes={"light": theme([], "light"), "dark": theme([], "dark")},
     )
-    written = [write_atomic(directory / "labels.html", html.encode())]
-    return written + write_figure(directory / "labels", specs["labels"], theme([], "light"))
+    with writing_pages(directory):
+        written = [write_atomic(directory / "labels.html", html.encode())]
+        return written + write_figure(directory / "labels", specs["labels"], theme([], "light"))
 
 
 def shown_largest(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,10 +1,12 @@
 """The page of a run that is still going, served on 127.0.0.1, made anew whenever there is something new."""
 
+import sys
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock, Thread
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -53,7 +55,7 @@ class Page:
 def follow(directory: Path, say: Callable[[str], None], every: float = 1.0) -> None:
     """Serves the page until the run has ended; `say` is told where."""
     served = Page(directory)
-    server = ThreadingHTTPServer((HOST, 0), _handler(served))
+    server = _Server((HOST, 0), _handler(served))
     server.daemon_threads = True
     say(f"http://{HOST}:{server.server_port}/ shows it, and refreshes; Ctrl-C stops that, and not the run")
     Thread(target=server.serve_forever, daemon=True).start()
@@ -67,6 +69,12 @@ def follow(directory: Path, say: Callable[[str], None], every: float = 1.0) -> N
     finally:
         server.shutdown()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a browser that went away is no error
+            super().handle_error(request, client_address)
 
 
 def _handler(served: Page) -> type[BaseHTTPRequestHandler]:
@@ -84,10 +92,10 @@ def _handler(served: Page) -> type[BaseHTTPRequestHandler]:
 
         def _page(self) -> None:
             try:
-                self._answer(200, "text/html", served.html())
+                code, text = 200, served.html()
             except (InputError, OSError, ValueError, LookupError, SafetensorError) as error:
-                text = f"<!doctype html><title>Fairwind</title><p>{escaped(first_line(error))}</p>"
-                self._answer(503, "text/html", text)
+                code, text = 503, f"<!doctype html><title>Fairwind</title><p>{escaped(first_line(error))}</p>"
+            self._answer(code, "text/html", text)
 
         def _answer(self, code: int, kind: str, text: str) -> None:
             data = text.encode()

@@ -28,12 +28,14 @@ from fairwind.report.sizes import shown_by_size, sizes, trend_words
 from fairwind.report.table import Results, count, display_name, judged, measures, notes, reading, seed_count
 from fairwind.report.targets import targets_data, targets_section
 from fairwind.report.theme import theme
+from fairwind.seals import check_whole
 
 INTERIM = "interim.html"  # the page of a run that is not finished
 
 
 def write_report(directory: Path) -> list[Path]:
-    """Write report.html and figures/ into a run directory; return the paths written."""
+    """Writes report.html and figures/ into the directory of a finished run; returns the paths."""
+    check_whole(directory)
     record = read_record(directory)
     return write_page(directory, record, paired(record))
 

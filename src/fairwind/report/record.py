@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from fairwind.files import CLIENTS, HISTORY, RECIPE, RESULTS, read_json
+from fairwind.files import CLIENTS, RECIPE, RESULTS, read_json
 from fairwind.report.table import Judged, judged, seed_count
+from fairwind.seals import read_history
 
 MAX_ROUNDS = 60  # of the clients' own curves
 
@@ -58,7 +59,7 @@ class Record(NamedTuple):
 
 def read_record(directory: Path) -> Record:
     """A finished run."""
-    lines = (directory / HISTORY).read_text(encoding="utf-8").splitlines()
+    results = read_json(directory / RESULTS)
     with safe_open(directory / CLIENTS, framework="numpy") as file:
         keys = set(file.keys())
         score = file.get_tensor("score" if "score" in keys else "accuracy")  # older records' name
@@ -70,8 +71,8 @@ def read_record(directory: Path) -> Record:
     known = metadata.get("names")
     numbered = [str(k) for k in range(len(train))]  # as in records that lack names
     return Record(
-        results=read_json(directory / RESULTS),
-        history=[json.loads(line) for line in lines if line.strip()],
+        results=results,
+        history=read_history(directory, results),
         score=score,
         train_size=train,
         test_size=test,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fairwind.files import write_atomic, write_json
+from fairwind.files import write_atomic, write_json, writing_pages
 from fairwind.report import latex
 from fairwind.report.beside import (
     BESIDE,
@@ -69,13 +69,15 @@ def write_study(
         data={"names": [display_name(label) for label in labels]},
         themes={"light": light, "dark": theme(list(labels), "dark")},
     )
-    written = [
-        write_json(out / "study.json", content(study, shown), indent=1),
-        write_atomic(out / "index.html", html.encode()),
-        write_atomic(out / "tables.tex", latex.tables(study.title, known_tables(known)).encode()),
-    ]
-    for name, spec in specs.items():
-        written += write_figure(out / "figures" / name, spec, light)
+    tables = latex.tables(study.title, known_tables(known))
+    with writing_pages(out):
+        written = [
+            write_json(out / "study.json", content(study, shown), indent=1),
+            write_atomic(out / "index.html", html.encode()),
+            write_atomic(out / "tables.tex", tables.encode()),
+        ]
+        for name, spec in specs.items():
+            written += write_figure(out / "figures" / name, spec, light)
     return written
 
 

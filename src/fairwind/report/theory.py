@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from fairwind.files import write_atomic
+from fairwind.files import write_atomic, writing_pages
 from fairwind.report.html import chart_html, escaped, frame, plain_spec, table_html, write_figure
 from fairwind.report.table import NAMES, display_name
 from fairwind.report.theme import theme
@@ -95,9 +95,10 @@ def write_theory(directory: Path, content: dict[str, Any]) -> list[Path]:
         themes={"light": light, "dark": theme(labels, "dark")},
     )
     (directory / "figures").mkdir(parents=True, exist_ok=True)
-    written = [write_atomic(directory / "index.html", html.encode())]
-    for name, spec in specs.items():
-        written += write_figure(directory / "figures" / name, spec, light)
+    with writing_pages(directory):
+        written = [write_atomic(directory / "index.html", html.encode())]
+        for name, spec in specs.items():
+            written += write_figure(directory / "figures" / name, spec, light)
     return written
 
 

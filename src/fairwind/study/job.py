@@ -1,7 +1,6 @@
 """Trains the missing runs of panels, stacked into jobs, and stores them."""
 
 import dataclasses
-import gzip
 import json
 import shutil
 from collections.abc import Callable, Iterable
@@ -13,9 +12,11 @@ from fairwind import setups
 from fairwind.directory import RunDirectory
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
-from fairwind.files import HISTORY, RECIPE, RESULTS, write_atomic
+from fairwind.errors import InputError
+from fairwind.files import HISTORY, RECIPE, RESULTS, lock, read_json
 from fairwind.recipe import Recipe
-from fairwind.run_folder import check_free, held
+from fairwind.run_folder import CHECKPOINTS, held, holds_run
+from fairwind.seals import damaged
 from fairwind.setups import Where
 from fairwind.study.panel import Panel, choose
 from fairwind.study.runs import Finished, RunKey
@@ -60,11 +61,11 @@ def missing(
     ]
 
 
-def run(job: Job, out: Path, train: Train, say: Callable[[str], None]) -> None:
-    """Trains or resumes a job in its own directory below `out`.
+def run(job: Job, out: Path, train: Train, say: Callable[[str], None], *, wait: bool = False) -> None:
+    """Trains or resumes a job in its own directory below `out`; a finished one that is damaged, again.
 
     The stored files are small and contain no local paths: the results with their settings, the history and
-    the clients' numbers.
+    the clients' numbers. If another process trains the job, it is waited for, or `BusyError` is raised.
     """
     recipe, where = job
     task = setups.task(recipe.setup, where, say)
@@ -72,23 +73,40 @@ def run(job: Job, out: Path, train: Train, say: Callable[[str], None]) -> None:
     anywhere = replace(recipe.settings, device="auto", compile="auto", memory=None)
     key = replace(recipe, settings=anywhere).digest[:10]
     path = out / RUNS / f"{recipe.setup.partition(':')[0]}-{key}"
-    if (path / RESULTS).exists():
+    with held(path, wait=wait):
+        if not (path / RESULTS).exists() or damaged(path):
+            directory = _begun(path)
+            simulation = (recipe if directory is None else directory.recipe).build(task)
+            if directory is None:
+                vouched = replace(recipe, settings=simulation.settings)
+                directory = RunDirectory.create(path, vouched, where, simulation)
+            for line in directory.restore(simulation):
+                say(line)
+            train(directory, simulation)
+            directory.write_results(simulation, models=False)
+        _clear(path)
+
+
+def clear(out: Path) -> None:
+    """Removes what a kill left of finished jobs below `out`: recipes, which name local paths, checkpoints."""
+    for path in (out / RUNS).glob("*"):
+        if (path / RESULTS).exists() and holds_run(path):
+            with lock(path) as mine:
+                if mine and not damaged(path):
+                    _clear(path)
+
+
+def _clear(path: Path) -> None:
+    if HISTORY in read_json(path / RESULTS)["files"]:  # it was finished by 'fairwind resume'
         return
-    with held(path):
-        if (path / RECIPE).exists():
-            directory = RunDirectory.open(path)
-            simulation = directory.recipe.build(task)
-        else:
-            check_free(path)
-            simulation = recipe.build(task)
-            vouched = replace(recipe, settings=simulation.settings)
-            directory = RunDirectory.create(path, vouched, where, simulation)
-        for line in directory.restore(simulation):
-            say(line)
-        train(directory, simulation)
-        packed = gzip.compress((path / HISTORY).read_bytes(), mtime=0)
-        write_atomic(path / f"{HISTORY}.gz", packed)
-        directory.write_results(simulation, models=False)
-        for name in (HISTORY, RECIPE):
-            (path / name).unlink()
-        shutil.rmtree(directory.checkpoints, ignore_errors=True)
+    shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
+    for name in (HISTORY, RECIPE):  # the recipe last: it tells that something is left
+        (path / name).unlink(missing_ok=True)
+
+
+def _begun(path: Path) -> RunDirectory | None:
+    """The directory of a job that was begun, if it can go on."""
+    try:
+        return RunDirectory.open(path) if holds_run(path) else None
+    except InputError:  # its recipe is lost, but known to the job
+        return None

@@ -1,7 +1,6 @@
 """Finished runs, read from their folders and identified by everything that determines their numbers."""
 
 import dataclasses
-import gzip
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,12 @@ from safetensors import SafetensorError, safe_open
 from fairwind import algorithms, setups
 from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
-from fairwind.files import CLIENTS, HISTORY, RESULTS
+from fairwind.files import CLIENTS, HISTORY, PACKED, RESULTS, read_json
+from fairwind.seals import damaged, lost_results, read_history
 from fairwind.spec import arguments, parameters
 
 Floats = NDArray[np.float32]
+READ = HISTORY, PACKED, CLIENTS  # of the files that results.json seals
 
 
 class RunKey(NamedTuple):
@@ -65,23 +66,40 @@ class Finished(NamedTuple):
         return str(self.results["config"].get("precision", "float32"))
 
 
-def read_runs(*roots: Path) -> tuple[list[Finished], list[str]]:
-    """All finished runs below the folders, and what could not be read."""
+class PassedOver(NamedTuple):
+    """A folder whose runs are not used."""
+
+    file: Path
+    why: str
+    damaged: bool  # else it is whole, but nothing that a study can use
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.why}: its runs are passed over"
+
+
+def read_runs(*roots: Path) -> tuple[list[Finished], list[PassedOver]]:
+    """All finished runs below the folders, verified, and what is passed over."""
     found: list[Finished] = []
     refused = []
-    for file in sorted(file for root in roots for file in root.rglob(RESULTS)):
-        try:
-            found += list(_read(file.parent))  # all of them, or none
-        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
-            refused.append(f"{file} is passed over: {first_line(error)}")
+    files = [file for root in roots for name in (RESULTS, PACKED) for file in root.rglob(name)]
+    for folder in sorted({file.parent for file in files}):
+        if lost_results(folder):
+            refused.append(PassedOver(folder / RESULTS, "is missing", damaged=True))
+        elif (folder / RESULTS).exists():
+            spoilt = damaged(folder, among=READ)
+            try:
+                found += [] if spoilt else list(_read(folder))  # all of them, or none
+            except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+                refused.append(PassedOver(folder / RESULTS, f"cannot be used ({first_line(error)})", False))
+            refused += [PassedOver(folder / name, "is damaged", damaged=True) for name in spoilt]
     return found, refused
 
 
 def _read(folder: Path) -> Iterator[Finished]:
-    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    results = read_json(folder / RESULTS)
     config, rows = results["config"], results["runs"]
-    lines = [json.loads(line) for line in _history(folder).splitlines() if line.strip()]
-    accuracy, clients = _clients(folder)
+    lines = read_history(folder, results)
+    accuracy, clients = _clients(folder) if CLIENTS in results["files"] else (None, {})
     given = itertools.product(config["algorithms"], config["seeds"])
     # A run may have further models, personal or averaged: studies compare the global ones.
     global_ones = [r for r, row in enumerate(rows) if "model" not in row]
@@ -99,17 +117,7 @@ def _read(folder: Path) -> Iterator[Finished]:
         )
 
 
-def _history(folder: Path) -> str:
-    """The text of history.jsonl, compressed or not; empty if it was not kept."""
-    packed = folder / f"{HISTORY}.gz"
-    if packed.exists():
-        return gzip.decompress(packed.read_bytes()).decode()
-    return (folder / HISTORY).read_text(encoding="utf-8") if (folder / HISTORY).exists() else ""
-
-
-def _clients(folder: Path) -> tuple[Floats | None, dict[str, Any]]:
-    if not (folder / CLIENTS).exists():
-        return None, {}
+def _clients(folder: Path) -> tuple[Floats, dict[str, Any]]:
     with safe_open(folder / CLIENTS, framework="numpy") as file:
         main = "score" if "score" in file.keys() else "accuracy"  # older files' name  # noqa: SIM118
         tensors = {key: file.get_tensor(key) for key in (main, "train_size", "test_size")}

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, needs_extra, unknown
-from fairwind.files import read_json, write_json
+from fairwind.files import TRACKING, read_json, write_json
 from fairwind.recipe import Recipe, in_words
 from fairwind.results import Evaluated
 from fairwind.run_folder import RUNS, run_name
-
-TRACKING = "tracking.json"  # in a run directory: its trackers, and the id by which they know it
 
 
 class Tracked(NamedTuple):
@@ -90,12 +88,25 @@ class Tracking:
     def resumed(cls, path: Path) -> "Tracking":
         """The trackers that a comparison began with, as far as they are to be had here."""
         made = cls()
-        for spec in _recorded(path).get("trackers", []):
+        recorded = _recorded(path)
+        if not recorded and (path / TRACKING).exists():
+            warnings.warn(f"not tracked any more: {path / TRACKING} is damaged", stacklevel=2)
+        for spec in recorded.get("trackers", []):
             try:
                 made.trackers |= cls(spec).trackers
             except InputError as error:
                 warnings.warn(f"not tracked any more: {error}", stacklevel=2)
         return made
+
+    def record(self, path: Path) -> None:
+        """Writes the trackers into the directory of a comparison, before the recipe: no kill loses them."""
+        if self.trackers:
+            id = str(_recorded(path).get("id", "")) or uuid.uuid4().hex[:12]
+            write_json(
+                path / TRACKING, {"trackers": [spec for spec in self.trackers if ":" in spec], "id": id}
+            )
+        else:  # of a comparison that was killed before it had a recipe
+            (path / TRACKING).unlink(missing_ok=True)
 
     def begin(self, simulation: Simulation, recipe: Recipe, path: Path | None) -> None:
         """A comparison, with the rounds that are behind it; `path` is its directory."""
@@ -115,10 +126,9 @@ class Tracking:
         """The same for whatever has runs and a history."""
         if not self.trackers:
             return
-        id = str(_recorded(path).get("id", "")) or uuid.uuid4().hex[:12]
         if path is not None:
-            kept = {"trackers": [spec for spec in self.trackers if ":" in spec], "id": id}
-            write_json(path / TRACKING, kept)
+            self.record(path)
+        id = str(_recorded(path).get("id", "")) or uuid.uuid4().hex[:12]
         names = tuple(f"{label}/{seed}" for label, seed in runs)
         tracked = Tracked(name, id, flat(settings), names)
         self._each(lambda tracker: tracker.start(tracked))

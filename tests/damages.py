@@ -1,0 +1,63 @@
+"""What may become of a file."""
+
+import gzip
+import json
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def damages(data: bytes) -> Iterator[tuple[str, bytes | None]]:
+    """What may become of a file; None where it is deleted."""
+    yield "deleted", None
+    yield "emptied", b""
+    yield "halved", data[: len(data) // 2]
+    yield "cut by a byte", data[:-1]
+    yield "garbage", random.Random(0).randbytes(len(data))
+    yield "nested deep", b"[" * 100_000
+    yield "nested deep, and closed", b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    for text in (b"[]", b"{}", b"3", b'"text"', b"null", b'{"runs": 3, "files": []}'):
+        yield f"the JSON {text.decode()}", text
+    if (changed := _another_number(data)) is not None:
+        yield "another number", changed
+    for i in range(8):
+        place = i * (len(data) - 1) // 7
+        yield f"bit {i} of byte {place} flipped", _flipped(data, place, i)
+
+
+def _flipped(data: bytes, place: int, bit: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+
+
+def _another_number(data: bytes) -> bytes | None:
+    """The same JSON, plain or compressed, with its last average changed; None where there is none."""
+    packed = data.startswith(b"\x1f\x8b")
+    text = gzip.decompress(data) if packed else data
+    found = list(re.finditer(rb'"avg": (\{\s*"mean": )?[0-9.]+', text))
+    if not found:
+        return None
+    end = found[-1].end()
+    text = text[:end] + b"1" + text[end:]
+    assert all(isinstance(json.loads(line), dict) for line in (text.splitlines() if packed else ()))
+    return gzip.compress(text, mtime=0) if packed else text
+
+
+def each_damage(pristine: Path, path: Path, below: str = "") -> Iterator[tuple[str, str]]:
+    """Puts a copy of a directory to a path, with one file damaged: its name, and what became of it.
+
+    Only files in the folder `below` are damaged, if one is given.
+    """
+    for file in sorted(p for p in (pristine / below).rglob("*") if p.is_file()):
+        name = file.relative_to(pristine).as_posix()
+        if name.startswith("figures/") and name != "figures/average.pdf":
+            continue  # all alike
+        for what, data in damages(file.read_bytes()):
+            shutil.copytree(pristine, path)
+            if data is None:
+                (path / name).unlink()
+            else:
+                (path / name).write_bytes(data)
+            yield name, what
+            shutil.rmtree(path)
