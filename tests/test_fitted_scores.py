@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -383,6 +384,26 @@ def test_a_language_model_computes_its_own_loss() -> None:
         assert float(result.score[k]) == pytest.approx(math.exp(loss), rel=1e-5)
     with pytest.raises(fw.InputError, match=r"'accuracy' does not fit.*shifted by one.*'perplexity'"):
         fw.simulate(dataclasses.replace(task, score="accuracy"), "fedavg", progress=False)
+
+
+class WithLoss(nn.Module):
+    """Computes a loss of its own, with weights of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, labels: Tensor) -> SimpleNamespace:
+        logits = self.layer(x)
+        return SimpleNamespace(
+            loss=F.cross_entropy(logits, labels, weight=torch.tensor([1.0, 2, 3])), logits=logits
+        )
+
+
+def test_a_classifier_that_computes_its_own_loss_is_scored_by_accuracy() -> None:
+    clients = [((torch.randn(n, 3), t), t) for n in SIZES for t in [torch.randint(3, (n,))]]
+    task = fw.Task(WithLoss, fw.Federation.from_clients(clients), loss="model", rounds=1)
+    assert list(fw.simulate(task, "fedavg", progress=False).scores) == ["accuracy"]
 
 
 README = (Path(__file__).parents[1] / "README.md").read_text()

@@ -55,7 +55,9 @@ def _default(loss: Loss, outputs: Any, targets: Any, aligned: bool) -> Score:
 
 
 def _aligned(loss: Loss, raw: Any, targets: Any) -> bool:
-    """Whether a model's own loss is the cross-entropy of its outputs and the targets, place by place."""
+    """Whether a model's outputs are for the targets at the same places: with several, its own loss tells."""
+    if isinstance(targets, Tensor) and targets.dim() == 1:
+        return True
     try:
         logits = first_output(read(raw))
         axis = class_axis(logits, targets, second=False)
