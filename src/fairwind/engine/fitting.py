@@ -22,6 +22,7 @@ from fairwind.reading import class_axis, first_output
 
 NUMBERS = 1 << 22  # of outputs that are looked at together
 BINARY = nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss
+SIGNS = nn.SoftMarginLoss, nn.HingeEmbeddingLoss, nn.CosineEmbeddingLoss, nn.MarginRankingLoss
 
 
 def check_loss(loss: Any) -> None:
@@ -74,8 +75,8 @@ def fit_loss(loss: Any, raw: Any, targets: Any, federation: Federation, batch_si
     known = is_known(given)
     if loss is cross_entropy or (known and isinstance(given, CLASSES)):
         check_labels(federation, outputs, given)
-    elif known and isinstance(given, BINARY):
-        check_binary(federation)
+    elif known and isinstance(given, (*BINARY, *SIGNS)):
+        check_values(federation, given)
     if loss is cross_entropy:
         assert isinstance(federation.targets, Tensor)
         usual, first = nn.CrossEntropyLoss(), first_output(outputs)
@@ -229,17 +230,21 @@ def client_of(federation: Federation, sample: int) -> str:
     return federation.names[int((federation.start <= sample).sum()) - 1]
 
 
-def check_binary(federation: Federation) -> None:
-    """Refuses targets outside [0, 1], for which binary cross-entropy has no lower bound."""
-    targets = federation.targets
+def check_values(federation: Federation, module: nn.Module) -> None:
+    """Refuses targets that PyTorch's losses of two classes take without a word, and cannot mean."""
+    targets, name = federation.targets, type(module).__name__
     if not isinstance(targets, Tensor):
-        raise InputError("targets are several tensors; binary cross-entropy needs one (or give another loss)")
-    wrong = ((targets < 0) | (targets > 1)).nonzero()
-    if len(wrong):
-        at = tuple(wrong[0].tolist())
+        raise InputError(f"targets are several tensors; {name} needs one (or give another loss)")
+    if isinstance(module, BINARY):
+        wrong, needed = (targets < 0) | (targets > 1), "targets from 0 to 1"
+    else:
+        wrong, needed = (targets != 1) & (targets != -1), "targets −1 and 1, as 2 * targets - 1 of 0 and 1"
+    places = wrong.nonzero()
+    if len(places):
+        at = tuple(places[0].tolist())
+        value = targets[at].item()
         raise InputError(
-            f"client {client_of(federation, at[0])!r} has target {float(targets[at]):g}, but binary "
-            "cross-entropy needs targets from 0 to 1"
+            f"client {client_of(federation, at[0])!r} has target {value:g}, but {name} needs {needed}"
         )
 
 
@@ -254,12 +259,21 @@ def check_labels(federation: Federation, outputs: Any, module: Any) -> None:
     if labels.is_floating_point():
         if isinstance(module, nn.CrossEntropyLoss) and labels.shape[1:] == logits.shape[1:]:
             return  # probabilities of classes
-        raise InputError("targets are not integers; cross-entropy needs class labels (or give another loss)")
+        soft = labels.shape[1:] == logits.shape[1:]
+        remedy = "for probabilities take nn.CrossEntropyLoss()" if soft else "give targets.long()"
+        raise InputError(
+            f"targets are not integers; cross-entropy needs class labels: {remedy}, or another loss"
+        )
     try:
         axis = class_axis(logits, labels[: len(logits)], second=isinstance(module, CLASSES))
     except InputError as error:
-        single = logits.shape[1:].numel() == labels.shape[1:].numel()
-        remedy = "for one output per label take nn.BCEWithLogitsLoss()" if single else "or give another loss"
+        remedy = "or give another loss"
+        if labels.dim() > 1 and labels.shape[1:] == logits.shape[1:]:
+            remedy = "of one-hot labels targets.argmax(1); for one output per label nn.BCEWithLogitsLoss()"
+        elif logits.shape[1:].numel() == labels.shape[1:].numel():
+            remedy = "for one output per label take nn.BCEWithLogitsLoss()"
+        elif labels.shape[1:].numel() == 1:
+            remedy = "give targets.squeeze(1)"
         raise InputError(f"{first_line(error)} ({remedy})") from None
     classes, ignored = logits.shape[axis], getattr(module, "ignore_index", IGNORED)
     wrong = (((labels < 0) | (labels >= classes)) & (labels != ignored)).nonzero()
