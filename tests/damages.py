@@ -35,11 +35,11 @@ def _another_number(data: bytes) -> bytes | None:
     """The same JSON, plain or compressed, with its last average changed; None where there is none."""
     packed = data.startswith(b"\x1f\x8b")
     text = gzip.decompress(data) if packed else data
-    found = list(re.finditer(rb'"avg": (\{\s*"mean": )?[0-9.]+', text))
+    found = list(re.finditer(rb'"avg": (?:\{\s*"mean": )?([0-9.]+)', text))
     if not found:
         return None
-    end = found[-1].end()
-    text = text[:end] + b"1" + text[end:]
+    start = found[-1].start(1)
+    text = text[:start] + b"1" + text[start:]
     assert all(isinstance(json.loads(line), dict) for line in (text.splitlines() if packed else ()))
     return gzip.compress(text, mtime=0) if packed else text
 

@@ -165,14 +165,14 @@ def test_steps_of_pytorchs_compiler_are_mended(processes: Processes) -> None:
 
 
 def test_killed_while_pytorchs_compiler_works_it_ends_with_the_same_bits(processes: Processes) -> None:
-    kills, pause = 0, 4.0
+    kills, pause = 0, 3.0
     shutil.rmtree(processes.xdg)
     while processes.kill(pause):
         kills += 1
-        pause += 7
+        pause *= 2
     assert kills >= 3
     assert processes.run() == processes.fresh
     shutil.rmtree(processes.xdg)
-    assert processes.kill(12)
+    assert processes.kill(15)
     assert processes.run() == processes.fresh
     assert left_over(processes.xdg) == []

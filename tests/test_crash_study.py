@@ -132,8 +132,8 @@ def test_a_damaged_run_is_never_shown_and_trained_again(undisturbed: Undisturbed
             failures.append(f"{name}, {what}: {str(error)[:600]}")
             shutil.rmtree(tmp_path / "reported", ignore_errors=True)
     print(f"{count} damaged")
-    assert count > 20 * len(FILES)
     assert not failures, f"{len(failures)} of {count}:\n" + "\n".join(failures)
+    assert count > 20 * len(FILES)
 
 
 @pytest.fixture(scope="module")
