@@ -527,7 +527,7 @@ def test_owners_may_come_with_a_split() -> None:
 def test_the_page_on_ones_own_data_shows_code_that_works() -> None:
     page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page.partition("## Your own data")[2], re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names: dict[str, Any] = {}
     sizes = []
     for block in blocks:
@@ -535,8 +535,8 @@ def test_the_page_on_ones_own_data_shows_code_that_works() -> None:
         made = names["federation"]
         sizes.append((made.train.tolist(), made.test.tolist()))
     assert sizes[1] == ([50, 30], [10, 10])
-    assert sizes[0] == sizes[2] == ([48, 32], [12, 8])
-    assert sizes[4] == ([3, 3], [1, 1])
+    assert sizes[0] == sizes[2] == sizes[3] == ([48, 32], [12, 8])
+    assert sizes[5] == ([3, 3], [1, 1])
     assert set(names["federation"].inputs) == {"input_ids", "attention_mask"}
 
 
