@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from fairwind.algorithms import PAPER
+from fairwind.paper.two_cores import PARTS
+from fairwind.paper.variants import LARGER_STEP
 from fairwind.spec import expand, with_parameters
 from fairwind.study import Panel, Study
 
@@ -109,9 +111,6 @@ READINGS = Study(
     charts=("readings", "curves"),
 )
 
-# FedAdam's rate times AdaFedAdam's mean certainty in the convergence study: 3.7 on Synthetic, 3.5 on FEMNIST,
-# and 1.8 on CIFAR-10, which two rates enclose.
-LARGER_STEP = {"synthetic": "0.0037", "femnist": "0.0035", "cifar10": "{0.0015,0.003}"}
 STEP_RULES = _specs("adafedadam:warmup={0,6,none}")
 
 
@@ -191,6 +190,7 @@ STUDIES = {
         CONTROLS,
         TUNED,
         PRECISION,
+        PARTS,
     )
 }
 
