@@ -9,6 +9,7 @@ import torch
 from fairwind import algorithms
 from fairwind.aggregation import contribute
 from fairwind.contract import AnyAlgorithm, Report
+from fairwind.paper import variants
 
 K, P, ROUNDS, LR = 6, 4, 12, 0.05
 
@@ -130,8 +131,17 @@ def test_the_fedadam_family(kind: str) -> None:
     assert_same_path(ours(built[kind]), theirs(step))
 
 
-def adaptive(alpha: float, loss0: np.ndarray, rate: Callable[[int, float], float]) -> list[np.ndarray]:
-    """Algorithms 1 and 2 of the paper as printed, with `rate` for the step: (round, C) -> factor of η."""
+def adaptive(
+    alpha: float,
+    loss0: np.ndarray,
+    rate: Callable[[int, float], float],
+    power: Callable[[float], float] = lambda c: c,
+    normalised: bool = True,
+) -> list[np.ndarray]:
+    """Algorithms 1 and 2 of the paper as printed, with `rate` for the step: (round, C) -> factor of η.
+
+    `power` is that of the decay rates, β^power(C); without normalisation an update is as long as it was made.
+    """
     lr, b1, b2, eps = 1e-3, 0.9, 0.999, 1e-8
     memory = {"m": np.zeros(P), "v": np.zeros(P), "c1": 1.0, "c2": 1.0}
 
@@ -140,12 +150,12 @@ def adaptive(alpha: float, loss0: np.ndarray, rate: Callable[[int, float], float
         for k in range(K):
             change = -told["delta"][k]  # Δ_k = x_k − x
             eta = np.linalg.norm(change) / told["grad"][k]
-            updates.append(-change / eta)
+            updates.append(-change / eta if normalised else -change)
             certainties.append(np.log(eta / LR) + 1)
             weights.append(told["size"][k] * (told["loss"][k] / loss0[k]) ** alpha)
         g = np.average(updates, axis=0, weights=weights)
         c = np.average(certainties, weights=weights)
-        b1t, b2t = b1**c, b2**c
+        b1t, b2t = b1 ** power(c), b2 ** power(c)
         memory["c1"] *= b1t
         memory["c2"] *= b2t
         memory["m"] = (1 - b1t) * g + b1t * memory["m"]
@@ -173,6 +183,44 @@ def test_adafedadam_as_its_authors_compute_it() -> None:
     assert_same_path(ours(algorithms.adafedadam(), loss0=ones), golden)
     assert len(golden) > 8
     assert not np.allclose(golden[-1], adaptive(1.0, ones, lambda t, c: c)[-1])
+
+
+def warmed(t: int, c: float) -> float:
+    return c if t >= 6 else 1.0
+
+
+def test_a_variant_without_normalised_updates() -> None:
+    golden = adaptive(1.0, LOSS0, warmed, normalised=False)
+    assert_same_path(ours(variants.adafedadam_unnormalised()), golden)
+
+
+def test_a_variant_without_certainty() -> None:
+    golden = adaptive(1.0, LOSS0, lambda t, c: 1.0, power=lambda c: 1.0)
+    assert_same_path(ours(variants.adafedadam_without_certainty()), golden)
+
+
+def test_a_variant_whose_step_adapts_but_not_its_decay_rates() -> None:
+    golden = adaptive(1.0, LOSS0, warmed, power=lambda c: 1.0)
+    assert_same_path(ours(variants.adafedadam_with_fixed_betas()), golden)
+
+
+@pytest.mark.parametrize(
+    ("variant", "lr"),
+    [(variants.fedadam_normalised, 0.001), (variants.fedadam_normalised_larger_step, 0.0035)],
+)
+def test_a_variant_of_fedadam_on_updates_by_local_step(
+    variant: Callable[[], AnyAlgorithm], lr: float
+) -> None:
+    moments = np.zeros((2, P))
+
+    def step(t, x, told):
+        p = told["size"] / told["size"].sum()
+        g = (p / told["steps"]) @ told["delta"]
+        moments[:] = 0.9 * moments[0] + 0.1 * g, 0.999 * moments[1] + 0.001 * g**2
+        m, v = moments[0] / (1 - 0.9 ** (t + 1)), moments[1] / (1 - 0.999 ** (t + 1))
+        return x - lr * m / (np.sqrt(v) + 1e-8)
+
+    assert_same_path(ours(variant()), theirs(step))
 
 
 def test_adafedadam_by_hand() -> None:

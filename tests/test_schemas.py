@@ -16,7 +16,7 @@ SCHEMAS = {
     name: json.loads((ROOT / "docs" / "schemas" / f"{name}.schema.json").read_text())
     for name in ("results", "history")
 }
-ELSEWHERE = {"environment.ranks"}  # of a run under torchrun
+ELSEWHERE = {"environment.ranks", "own"}  # of a run under torchrun, of algorithms of one's own
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,26 @@ def test_femnist_takes_the_first_writers_by_name(tmp_path: Path) -> None:
     assert read("femnist:clients=2", folder, tmp_path).names == ("f0001_41", "f0002_07")
 
 
+@pytest.mark.parametrize("beta", ["0.5", "iid"])
+def test_pooled_femnist_deals_out_every_image_whoever_wrote_it(beta: str, tmp_path: Path) -> None:
+    folder = layouts.femnist_parquet(tmp_path / "hub")
+    by_writer = read("femnist", folder, tmp_path / "a")
+    pooled, again, other = (
+        read(f"femnist-pooled:clients=2,beta={beta},seed={seed}", folder, tmp_path / name)
+        for seed, name in ((0, "b"), (0, "c"), (1, "d"))
+    )
+    assert len(pooled) == 2
+    dealt, written = (
+        sorted((int(y), x.numpy().tobytes()) for x, y in zip(f.inputs, f.targets, strict=True))
+        for f in (pooled, by_writer)
+    )
+    assert dealt == written
+    assert pooled.digest() == again.digest() != other.digest()
+    if beta == "iid":
+        spread = pooled.label_counts()
+        assert int((spread[0] - spread[1]).abs().max()) <= 1
+
+
 def test_batches_pickled_anew_by_python_3_are_read(tmp_path: Path) -> None:
     old, new = layouts.cifar_batches(tmp_path / "old"), layouts.cifar_batches(tmp_path / "new")
     for file in new.rglob("data_batch_*"):

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import shutil
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fairwind.recipe import Recipe, settings_of
 from fairwind.report import write_study
 from fairwind.report.panel import show
 from fairwind.report.plane import plane_points, planes
+from fairwind.report.table import display_name
 from fairwind.setups import Where, find
 from fairwind.study import (
     Finished,
@@ -73,6 +75,20 @@ def test_a_run_is_known_by_what_decides_its_numbers() -> None:
     assert same != key("synthetic", "adafedadam", lr=0.02)
     assert same != key("synthetic", "adafedadam", epochs=(1, 3))
     assert same != key("synthetic", "adafedadam", probe_samples=512)
+
+
+def test_a_run_of_an_own_algorithm_is_known_by_what_it_computes(tmp_path: Path) -> None:
+    mine = tmp_path / "own_algorithm.py"
+    panel = replace(PANEL, algorithms=(f"{mine}:mine", "fedavg"), seeds=(0,))
+    text = "import fairwind\nmine = fairwind.algorithms.fedavg(lr=RATE)._replace(name='')\n"
+    mine.write_text(text.replace("RATE", "0.5"))
+    runs = train(panel, tmp_path / "out")
+    assert not missing([panel], runs, lambda _: Where())
+    assert list(runs[0].results["own"]) == [f"{mine}:mine"]
+    mine.write_text(text.replace("RATE", "0.25"))
+    del sys.modules["fairwind_user_own_algorithm"]  # as in another process
+    (job,) = missing([panel], runs, lambda _: Where())
+    assert job.recipe.algorithms == (f"{mine}:mine",)
 
 
 def test_a_finished_study_is_small_and_lacks_nothing(trained: Path) -> None:
@@ -218,7 +234,7 @@ def test_the_papers_studies_are_sound(study, scale) -> None:  # type: ignore[no-
         assert panel.algorithms == whole.algorithms
         assert panel.settings().rounds <= whole.settings().rounds
         if scale == "full":
-            assert whole.settings().rounds in (30, find(whole.setup).rounds)
+            assert whole.settings().rounds in (30, 150, find(whole.setup).rounds)
 
 
 TOML = """
@@ -285,18 +301,19 @@ def test_a_sweep_by_command_trains_once_and_shows_its_page(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_paper_by_command(tmp_path: Path) -> None:
-    """Every study, smaller than `make paper-smoke`: without VGG11, and of Synthetic the default only."""
+    """Every study, smaller than `make paper-smoke`: without VGG11, and with one draw of generated data."""
     layouts.everything(tmp_path / "files")
     out = tmp_path / "out"
     words = ("--scale", "smoke", "--device", "cpu", "--out", out, "--cache", tmp_path / "cache")
-    given = ("--data-dir", tmp_path / "files", "--setups", "femnist", "sent140", "synthetic:clients=10")
+    pooled = "femnist-pooled:clients=2,beta=0.05,seed=0"
+    setups = ("femnist", pooled, "sent140", "synthetic:clients=10")
+    given = ("--data-dir", tmp_path / "files", "--setups", *setups)
     succeeded("paper", "all", *words, *given)
     content = {name: json.loads((out / name / "study.json").read_text())["panels"] for name in STUDIES}
     for name, panels in content.items():
         for panel in panels:
-            asked = (
-                panel["setup"].startswith(("femnist", "sent140")) or panel["setup"] == "synthetic:clients=10"
-            )
+            setup = panel["setup"]
+            asked = setup in setups or setup.partition(":")[0] in setups
             assert (not panel["missing"]) == asked, (name, panel["title"])
         assert (out / name / "index.html").exists()
     assert all(cell["paper"] for row in content["convergence"][0]["paper"].values() for cell in row.values())
@@ -473,3 +490,10 @@ def test_the_plane_of_a_sweep_has_the_points_that_none_beats_on_its_front(tmp_pa
     write_study(study, runs, tmp_path / "page")
     assert (tmp_path / "page" / "figures" / "plane-0.pdf").exists()
     assert "Average against fairness on" in (tmp_path / "page" / "index.html").read_text()
+
+
+def test_a_variant_is_shown_by_its_name() -> None:
+    assert (
+        display_name("fairwind.paper.variants:adafedadam_with_fixed_betas") == "AdaFedAdam with fixed betas"
+    )
+    assert display_name("mine.py:better") == "mine.py (better)"

@@ -31,7 +31,8 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
         counts = {"left_out": simulation.left_out, "stalled_rounds": simulation.stalled}
         rows.append(row | {name: int(count[view.run]) for name, count in counts.items()})
     seconds = max(simulation.seconds, 1e-9)
-    return {
+    own = {"own": dict(recipe.own)} if recipe.own else {}
+    return own | {
         "setup": recipe.setup,
         "task": simulation.name,
         "command": recipe.command(),

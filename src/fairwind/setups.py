@@ -72,6 +72,7 @@ BATCH_10 = Solver(lr=0.01, batch_size=10, epochs=1)
 
 SETUPS = {
     "femnist": Setup(femnist.SOURCE, _mlp, BATCH_10, rounds=500),
+    "femnist-pooled": Setup(femnist.POOLED, _mlp, Solver(lr=0.01, batch_size=32, epochs=1), rounds=100),
     "cifar10": Setup(cifar10.SOURCE, _vgg11, Solver(lr=0.01, batch_size=32, epochs=2), rounds=200),
     "sent140": Setup(sent140.SOURCE, _lstm, BATCH_10, rounds=1000),
     "synthetic": Setup(synthetic, _linear, BATCH_10, rounds=1000),

@@ -63,11 +63,11 @@ class Training:
 
     def where(self, setup: str) -> Where:
         """Where the files of a setup are."""
-        name = setup.partition(":")[0]
-        if self.data_dir is None or not isinstance(setups.find(setup).data, Source):
+        source = setups.find(setup).data
+        if self.data_dir is None or not isinstance(source, Source):
             return Where(cache=self.cache)
-        own, glove = self.data_dir / name, self.data_dir / "glove"
-        reads_glove = name == "sent140" and glove.is_dir()
+        own, glove = self.data_dir / source.folder, self.data_dir / "glove"
+        reads_glove = source.vectors and glove.is_dir()
         return Where(own if own.is_dir() else self.data_dir, glove if reads_glove else None, self.cache)
 
     def digest(self, setup: str) -> str | None:
@@ -155,7 +155,7 @@ class Paper(Training):
 
     studies: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")] = ()
     """Studies, or all; without any they are listed. There are convergence, alpha, resources, heterogeneity,
-    solvers, readings, controls, tuned, precision and theory."""
+    solvers, readings, controls, tuned, precision, parts, cost, pooled and theory."""
     list: bool = False
     """Show the studies, and how many of their runs are there."""
     scale: Scale = "full"

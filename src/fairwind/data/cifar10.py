@@ -115,6 +115,7 @@ def _check(clients: int, beta: float | Literal["iid"], seed: int) -> None:
 
 
 SOURCE = Source(
+    folder="cifar10",
     repository="uoft-cs/cifar10",
     revision="main",
     files="plain_text/train*.parquet",

@@ -6,11 +6,12 @@ Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018.
 from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
+from typing import Literal
 
 import numpy as np
 
 from fairwind.data.federation import Federation
-from fairwind.data.partition import by_key
+from fairwind.data.partition import by_key, dirichlet, iid
 from fairwind.data.source import (
     AGAIN,
     LEAF,
@@ -25,12 +26,19 @@ from fairwind.data.source import (
     images,
     leaf,
 )
-from fairwind.errors import InputError, damaged, in_range, whole
+from fairwind.errors import InputError, damaged, in_range, positive, whole
 
 LIKE = Like("L", (28, 28), 62)
+CLASSES = tuple(digits + ascii_uppercase + ascii_lowercase)
 RULE = (
     "a client for each writer, in the order of their names; of a writer's equal images with equal label one "
     "is kept; pixels inverted, so that ink is 255; 8:2 split by seed"
+)
+POOLED_RULE = (
+    "all writers' images together, of a writer's equal images with equal label one; class by class over the "
+    "clients, shares from a Dirichlet distribution, redrawn until each client's shares sum to at least "
+    "1/(10·K) and it has a sample; iid deals each class evenly; pixels inverted, so that ink is 255; "
+    "8:2 split by seed"
 )
 
 
@@ -87,7 +95,7 @@ def femnist(samples: Samples, *, clients: int | None = None, seed: int = 0) -> t
         name="FEMNIST by writer",
         classes=62,
     )
-    return replace(federation, class_names=tuple(digits + ascii_uppercase + ascii_lowercase)), notes
+    return replace(federation, class_names=CLASSES), notes
 
 
 def _check(clients: int | None, seed: int) -> None:
@@ -96,7 +104,41 @@ def _check(clients: int | None, seed: int) -> None:
     in_range(0, 2**32, seed=seed)
 
 
+def femnist_pooled(
+    samples: Samples, *, clients: int = 16, beta: float | Literal["iid"] = 0.05, seed: int = 0
+) -> tuple[Federation, Notes]:
+    """FEMNIST's images of all writers, dealt out by Dir(beta) over the classes, or evenly with beta=iid.
+
+    Caldas et al.: LEAF: A Benchmark for Federated Settings. 2018.
+    """
+    assert isinstance(samples.inputs, np.ndarray)
+    keep = distinct(samples)
+    labels = samples.labels[keep]
+    if beta == "iid":
+        owner, name = iid(labels, clients, seed), "FEMNIST pooled, IID"
+    else:
+        owner, name = dirichlet(labels, clients, beta, seed), f"FEMNIST pooled, Dir({beta:g})"
+    federation = Federation.from_owners(
+        255 - samples.inputs[keep],
+        labels,
+        owner,
+        names=[str(k) for k in range(clients)],
+        seed=seed,
+        name=name,
+        classes=62,
+    )
+    return replace(federation, class_names=CLASSES), ["not by writer: all images pooled and dealt out again"]
+
+
+def _check_pooled(clients: int, beta: float | Literal["iid"], seed: int) -> None:
+    whole(1, clients=clients)
+    in_range(0, 2**32, seed=seed)
+    if beta != "iid":
+        positive(beta=beta)
+
+
 SOURCE = Source(
+    folder="femnist",
     repository="flwrlabs/femnist",
     revision="main",
     files="data/*.parquet",
@@ -109,3 +151,4 @@ SOURCE = Source(
     federate=femnist,
     check=_check,
 )
+POOLED = replace(SOURCE, rule=POOLED_RULE, federate=femnist_pooled, check=_check_pooled)

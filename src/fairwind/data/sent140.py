@@ -257,6 +257,7 @@ def _check(clients: int, by: str, tokens: int, seed: int) -> None:
 
 
 SOURCE = Source(
+    folder="sent140",
     repository="stanfordnlp/sentiment140",
     revision="refs/convert/parquet",  # the hub's own conversion: the repository itself is a script
     files="**/train/*.parquet",

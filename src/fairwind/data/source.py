@@ -47,6 +47,7 @@ class Layout(NamedTuple):
 class Source:
     """A dataset on the hub, the layouts it is read from, and how it becomes a federation."""
 
+    folder: str  # of its files, among those of several datasets
     repository: str
     revision: str
     files: str  # pattern of the hub's files

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from fairwind.algorithms import PAPER
+from fairwind.paper import two_cores
+from fairwind.paper.variants import LARGER_STEP
 from fairwind.spec import expand, with_parameters
 from fairwind.study import Panel, Study
 
@@ -71,14 +73,18 @@ HETEROGENEITY = Study(
 SOLVERS = Study(
     "solvers",
     "Local solvers",
-    "Does AdaFedAdam work with momentum in the clients' SGD?",
-    tuple(
-        Panel(f"Synthetic, {title}", "synthetic", changes={"solver": name}, published=f"solvers/{name}")
-        for name, title in (
-            ("sgd", "SGD"),
-            ("momentum", "momentum 0.9"),
-            ("nesterov", "Nesterov momentum 0.9"),
-        )
+    "Does AdaFedAdam work with momentum in the clients' SGD, with clipped gradients, with Adam, AdamW and "
+    "RMSprop?",
+    (
+        *(
+            Panel(f"Synthetic, {title}", "synthetic", changes={"solver": name}, published=f"solvers/{name}")
+            for name, title in (
+                ("sgd", "SGD"),
+                ("momentum", "momentum 0.9"),
+                ("nesterov", "Nesterov momentum 0.9"),
+            )
+        ),
+        *two_cores.OTHER_SOLVERS,
     ),
 )
 
@@ -109,9 +115,6 @@ READINGS = Study(
     charts=("readings", "curves"),
 )
 
-# FedAdam's rate times AdaFedAdam's mean certainty in the convergence study: 3.7 on Synthetic, 3.5 on FEMNIST,
-# and 1.8 on CIFAR-10, which two rates enclose.
-LARGER_STEP = {"synthetic": "0.0037", "femnist": "0.0035", "cifar10": "{0.0015,0.003}"}
 STEP_RULES = _specs("adafedadam:warmup={0,6,none}")
 
 
@@ -145,20 +148,23 @@ TUNED = Study(
     "tuned",
     "Tuned baselines",
     "AdaFedAdam is said to need no tuning: does it still lead when every baseline has its best server rate?",
-    tuple(
-        Panel(
-            TITLES[name],
-            name,
-            _specs(
-                "fedavg:lr={0.3,1,1.5,2,3,5,10,30}",
-                "fedadam:lr={0.0003,0.001,0.003,0.01,0.03,0.1,0.3}",
-                "fednova:lr={0.3,1,1.5,2,3}",
-                "qfedavg:lr={0.3,1,3,10,30,100}",
-                "adafedadam:lr={0.0003,0.001,0.003,0.01,0.03}",
-            ),
-            seeds=(0, 1, 2) if name == "synthetic" else (0,),
-        )
-        for name in ("synthetic", "femnist", "cifar10")
+    (
+        *(
+            Panel(
+                TITLES[name],
+                name,
+                _specs(
+                    "fedavg:lr={0.3,1,1.5,2,3,5,10,30}",
+                    "fedadam:lr={0.0003,0.001,0.003,0.01,0.03,0.1,0.3}",
+                    f"fednova:lr={{0.3,1,1.5,2,3{',5,10,30' if name == 'femnist' else ''}}}",
+                    "qfedavg:lr={0.3,1,3,10,30,100}",
+                    "adafedadam:lr={0.0003,0.001,0.003,0.01,0.03}",
+                ),
+                seeds=(0, 1, 2) if name == "synthetic" else (0,),
+            )
+            for name in ("synthetic", "femnist", "cifar10")
+        ),
+        two_cores.BEST_RATES,
     ),
     charts=("tuned",),
 )
@@ -191,6 +197,9 @@ STUDIES = {
         CONTROLS,
         TUNED,
         PRECISION,
+        two_cores.PARTS,
+        two_cores.COST,
+        two_cores.POOLED,
     )
 }
 
@@ -208,6 +217,7 @@ class Reduction(NamedTuple):
 REDUCED = {
     "smoke": {
         "femnist": Reduction({}, 2),
+        "femnist-pooled": Reduction({"clients": 2}, 2),
         "cifar10": Reduction({"clients": 2}, 1),
         "sent140": Reduction({"clients": 3}, 1),
         "synthetic": Reduction({"clients": 10}, 3),
@@ -215,6 +225,7 @@ REDUCED = {
     },
     "reduced": {
         "femnist": Reduction({"clients": 60}, 60),
+        "femnist-pooled": Reduction({}, 20),
         "cifar10": Reduction({}, 20),
         "sent140": Reduction({}, 50),
         "synthetic": Reduction({}, 300),

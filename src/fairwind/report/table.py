@@ -10,6 +10,7 @@ from rich.text import Text
 
 from fairwind.errors import printable
 from fairwind.metrics import OF_ACCURACIES
+from fairwind.references import is_reference
 
 Results = dict[str, Any]
 
@@ -187,7 +188,13 @@ def algorithm_of(label: str) -> str:
 
 
 def display_name(label: str) -> str:
-    """`ditto:lam=2 (personal)` reads Ditto (lam=2, personal); one without a name here keeps its label."""
+    """`ditto:lam=2 (personal)` reads Ditto (lam=2, personal); one without a name here keeps its label.
+
+    A reference to a variant reads as its name does: `mine.py:fedadam_normalised` is FedAdam normalised.
+    """
+    first, _, rest = label.rpartition(":")[2].partition("_")
+    if is_reference(label) and first in NAMES:
+        return f"{NAMES[first]} {rest.replace('_', ' ')}".strip()
     spec, _, model = label.removesuffix(")").partition(" (") if label.endswith(")") else (label, "", "")
     name, _, parameters = spec.partition(":")
     said = [each for each in (*parameters.split(","), model) if each]

@@ -18,7 +18,7 @@ from fairwind.recipe import Recipe
 from fairwind.run_folder import CHECKPOINTS, held, holds_run
 from fairwind.seals import damaged
 from fairwind.setups import Where
-from fairwind.study.panel import Panel, choose
+from fairwind.study.panel import Panel, choose, own_digests
 from fairwind.study.runs import Finished, RunKey
 
 RUNS = "runs"  # the folder of a study's output that holds the runs
@@ -56,7 +56,7 @@ def missing(
                 place = panel.setup, json.dumps(dataclasses.asdict(settings)), tuple(key.seed for key in left)
                 groups.setdefault(place, (settings, []))[1].append(spec)
     return [
-        Job(Recipe(setup, tuple(specs), seeds, settings), where(setup))
+        Job(Recipe(setup, tuple(specs), seeds, settings, own=own_digests(specs)), where(setup))
         for (setup, _, seeds), (settings, specs) in groups.items()
     ]
 

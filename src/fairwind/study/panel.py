@@ -8,7 +8,8 @@ from typing import Any
 from fairwind import algorithms, setups
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, unknown
-from fairwind.recipe import Recipe, settings_of
+from fairwind.recipe import Recipe, algorithm_digest, build_algorithm, settings_of
+from fairwind.references import is_reference
 from fairwind.study.runs import Finished, RunKey
 
 EXACT = ("float32", "tf32", "bf16")  # the most precise first
@@ -39,9 +40,9 @@ class Panel:
 
     def keys(self) -> dict[str, list[RunKey]]:
         """The runs it needs: for each algorithm, one per seed."""
-        settings = dataclasses.asdict(self.settings())
+        settings, own = dataclasses.asdict(self.settings()), own_digests(self.algorithms)
         return {
-            spec: [RunKey.of(self.setup, spec, seed, settings) for seed in self.seeds]
+            spec: [RunKey.of(self.setup, spec, seed, settings, own) for seed in self.seeds]
             for spec in self.algorithms
         }
 
@@ -55,6 +56,11 @@ class Study:
     question: str
     panels: tuple[Panel, ...]
     charts: tuple[str, ...] = ("curves", "distribution")
+
+
+def own_digests(labels: Iterable[str]) -> dict[str, str]:
+    """By label, a digest of each algorithm that is named by reference."""
+    return {label: algorithm_digest(build_algorithm(label)) for label in labels if is_reference(label)}
 
 
 def choose(panel: Panel, runs: Iterable[Finished], digest: str | None = None) -> dict[str, list[Finished]]:

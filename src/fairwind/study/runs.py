@@ -19,6 +19,7 @@ from fairwind.seals import damaged, lost_results, read_history
 from fairwind.spec import arguments, parameters
 
 Floats = NDArray[np.float32]
+EMPTY: Mapping[str, str] = {}
 READ = HISTORY, PACKED, CLIENTS  # of the files that results.json seals
 
 
@@ -31,9 +32,18 @@ class RunKey(NamedTuple):
     settings: str
 
     @classmethod
-    def of(cls, setup: str, algorithm: str, seed: int, settings: Mapping[str, Any]) -> "RunKey":
+    def of(
+        cls,
+        setup: str,
+        algorithm: str,
+        seed: int,
+        settings: Mapping[str, Any],
+        own: Mapping[str, str] = EMPTY,
+    ) -> "RunKey":
+        """`own` are digests of algorithms that are no specs: another with the same name is another run."""
         name, known = algorithm.partition(":")[0], {n: parameters(b) for n, b in algorithms.REGISTRY.items()}
-        given = (name, arguments("algorithm", algorithm, known))
+        parts = own[algorithm] if algorithm in own else arguments("algorithm", algorithm, known)
+        given = (algorithm if algorithm in own else name, parts)
         data = (setup.partition(":")[0], setups.arguments_of(setup))
         decide = {k: settings[k] for k in ("rounds", "solver", "participation", "probe_samples")}
         for name in ("clients_per_round", "target"):  # missing in older files
@@ -107,7 +117,7 @@ def _read(folder: Path) -> Iterator[Finished]:
         # By index: older files drop an algorithm's parameters from its name.
         named = {"algorithm": spec, "seed": seed}
         yield Finished(
-            key=RunKey.of(results["setup"], spec, seed, config),
+            key=RunKey.of(results["setup"], spec, seed, config, results.get("own", EMPTY)),
             row=rows[r] | named,
             history=[line | named for line in lines[r :: len(rows)]],
             accuracy=None if accuracy is None else accuracy[r],
