@@ -24,7 +24,9 @@ from fairwind.report.beside import (
     by_algorithm,
     distance,
     published,
+    published_rows,
     rounds_to,
+    statistics_of,
 )
 from fairwind.report.finding import best_shown
 from fairwind.report.html import plain_spec, write_figure
@@ -97,11 +99,15 @@ def overview() -> str:
     return table(["algorithm", *head], [[display_name(name), *cells] for name, cells in rows.items()])
 
 
-def beside(study: str, number: str, statistics: str = "plain") -> str:
-    """Ours / the paper's (difference in pooled standard deviations), † where the place differs."""
+def beside(study: str, number: str, statistics: str = "") -> str:
+    """Ours / the paper's (difference in pooled standard deviations), † where the place differs.
+
+    Weighted by size where some published row of the table cannot be unweighted.
+    """
     shown = panel(study, number)
     assert shown.record is not None
-    cells = beside_paper(shown.record.results["summary"], shown.panel.published, statistics.replace("-", " "))
+    chosen = statistics.replace("-", " ") or statistics_of(shown.panel.published)
+    cells = beside_paper(shown.record.results["summary"], shown.panel.published, chosen)
     rows = []
     for label, row in cells.items():
         texts = []
@@ -109,7 +115,27 @@ def beside(study: str, number: str, statistics: str = "plain") -> str:
             apart = "" if cell.pooled is None else f" ({cell.pooled:+.1f} σ)"
             texts.append(f"{cell.ours:.1f}{'' if cell.in_order else ' †'} / {cell.paper:.1f}{apart}")
         rows.append([display_name(label), *texts])
-    return table(["algorithm", *(f"{m.name}, ours / paper" for m in BESIDE.values())], rows)
+    names = [
+        f"{'weighted ' * STATISTICS[chosen][k].endswith('_weighted')}{m.name}" for k, m in BESIDE.items()
+    ]
+    return table(["algorithm", *(f"{name}, ours / paper" for name in names)], rows)
+
+
+def impossible() -> str:
+    """The published rows that cannot be of clients that count once each."""
+    rows = []
+    for row in published_rows():
+        if not row.possible("up"):
+            texts = (f"{row.average:.2f} / {row.std:.2f} / {row.worst30:.2f}", f"{row.least_down:.2f}")
+            rows.append([display_name(row.algorithm), ", ".join(row.tables), *texts, f"{row.least_up:.2f}"])
+    head = [
+        "algorithm",
+        "table",
+        "published average / STD / worst 30 %",
+        "least STD, 30 % rounded down",
+        "up",
+    ]
+    return table(head, rows)
 
 
 def late(study: str, *numbers: str) -> str:
@@ -180,7 +206,7 @@ def targets(study: str, number: str) -> str:
 
 
 def readings() -> str:
-    """How far each reading of Synthetic lies from the paper, nearest first."""
+    """How far each reading of Synthetic lies from the paper, nearest first; last without the worst 30 %."""
     rows = []
     for number, each in enumerate(STUDIES["readings"].panels):
         record = panel("readings", str(number)).record
@@ -191,9 +217,10 @@ def readings() -> str:
             cells = beside_paper(record.results["summary"], each.published, statistics)
             away.append(distance(cells))
             places.append(sum(cell.in_order for row in cells.values() for cell in row.values()))
-        texts = [f"{a:.1f} ({p} of 15)" for a, p in zip(away, places, strict=True)]
+        ten = {label: {k: cell for k, cell in row.items() if k != "worst30"} for label, row in cells.items()}
+        texts = [f"{a:.1f} ({p} of 15)" for a, p in zip(away, places, strict=True)] + [f"{distance(ten):.1f}"]
         rows.append((min(away), [each.title, *texts]))
-    return table(["data", *STATISTICS], [row for _, row in sorted(rows)])
+    return table(["data", *STATISTICS, "average and STD of these"], [row for _, row in sorted(rows)])
 
 
 def tuned(number: str) -> str:
@@ -319,6 +346,7 @@ TABLES: dict[str, Callable[..., str]] = {
         overview,
         summary,
         beside,
+        impossible,
         late,
         moved,
         paired,

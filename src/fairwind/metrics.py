@@ -19,6 +19,7 @@ METRICS = (
     "worst",
     "avg_weighted",
     "std_weighted",
+    "worst30_weighted",
     "std_beyond_noise",
     "rsd_error",
     "jain",
@@ -58,6 +59,7 @@ def _fairness(a: Floats, n: Floats, f: Floats, kind: Kind) -> dict[str, float]:
         "worst": _signed(sign, float((sign * a).min())),
         "avg_weighted": weighted,
         "std_weighted": math.sqrt(float(np.average((a - weighted) ** 2, weights=n))),
+        "worst30_weighted": _signed(sign, worst_mean(sign * a, n)),
         "loss_avg": float(f.mean()),
         "loss_worst30": 0.0 - worst_mean(-f),
     }
@@ -173,12 +175,31 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {k: v if math.isfinite(v) else None for k, v in values.items()}
 
 
-def worst_mean(values: Floats) -> float:
-    """Mean of the lowest 30 %, at least one value; NaN if any value is."""
+def worst_mean(values: Floats, weights: Floats | None = None) -> float:
+    """Mean of the lowest 30 %, at least one value; NaN if any value is.
+
+    With weights it is the weighted mean of the same values. Of equal values at the edge each counts in part,
+    so that their order does not matter.
+    """
     if np.isnan(values).any():
         return math.nan
     k = math.ceil(0.3 * len(values) - 1e-9)
-    return float(np.sort(values)[:k].mean())
+    if weights is None:
+        return float(np.sort(values)[:k].mean())
+    edge = np.partition(values, k - 1)[k - 1]
+    below, at = values < edge, values == edge
+    share = np.where(below, 1.0, np.where(at, (k - below.sum()) / at.sum(), 0.0))
+    kept = share > 0
+    return float(np.average(values[kept], weights=(share * weights)[kept]))
+
+
+def completed(final: Mapping[str, Any], score: ArrayLike, size: ArrayLike, kind: Kind) -> dict[str, Any]:
+    """A stored run's metrics with those that its file is too old to have, from its clients' scores."""
+    n = np.asarray(size, dtype=np.float64)
+    if "worst30_weighted" in final or not (n > 0).any():
+        return dict(final)
+    found = finite(fairness(score, np.zeros(len(n)), n, kind))
+    return {**final, "worst30_weighted": found["worst30_weighted"]}
 
 
 def _jain(a: Floats) -> float:

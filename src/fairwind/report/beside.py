@@ -4,7 +4,7 @@ import json
 import math
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,12 @@ Summary = list[dict[str, Any]]
 BESIDE = {m.key: m for m in MEASURES if m.key in ("avg", "std", "worst30")}  # what the paper prints
 # The paper does not say whether clients are weighted by their size. Its authors' public code weights the
 # average of accuracies, and not their standard deviation.
+WEIGHTED = "all weighted"
 STATISTICS = {
     "plain": {"avg": "avg", "std": "std", "worst30": "worst30"},
     "weighted average": {"avg": "avg_weighted", "std": "std", "worst30": "worst30"},
     "weighted average and STD": {"avg": "avg_weighted", "std": "std_weighted", "worst30": "worst30"},
+    WEIGHTED: {"avg": "avg_weighted", "std": "std_weighted", "worst30": "worst30_weighted"},
 }
 
 
@@ -52,21 +54,76 @@ def published() -> dict[str, Any]:
     return content
 
 
-def beside_paper(summary: Summary, table: str, statistics: str = "plain") -> dict[str, dict[str, Cell]]:
-    """For each algorithm that both have, and each measure, our value and the paper's."""
+def least_std(average: float, worst: float, share: float) -> float:
+    """The smallest STD of clients of which this share has the mean `worst`, where each counts once.
+
+    It is that of clients with two values, `worst` and one for all others. Means over seeds obey it as single
+    seeds do, because it is linear.
+    """
+    return (average - worst) * math.sqrt(share / (1 - share))
+
+
+class Row(NamedTuple):
+    """A published row, and the smallest STD that it could have if each client counted once.
+
+    The paper does not say how it rounds 30 % of the clients, so there is one for each way.
+    """
+
+    tables: tuple[str, ...]  # that print it
+    algorithm: str
+    average: float
+    std: float
+    worst30: float
+    least_down: float  # with 30 % of the clients rounded down: the smaller one
+    least_up: float
+
+    def possible(self, rounded: Literal["down", "up"] = "down") -> bool:
+        """Whether each client may have counted once; the printed numbers are rounded to two decimals."""
+        return self.std + 0.01 >= (self.least_down if rounded == "down" else self.least_up)
+
+
+@cache
+def published_rows() -> tuple[Row, ...]:
+    """The paper's distinct rows."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for name, table in published()["tables"].items():
+        clients, main_text = table["clients"], table.get("main_text", {})
+        counts = math.floor(0.3 * clients + 1e-9), math.ceil(0.3 * clients - 1e-9)
+        for algorithm, row in (*table["rows"].items(), *main_text.items()):
+            average, std, worst = (row[key][0] for key in BESIDE)
+            where = f"{name}, main text" if row in main_text.values() else name
+            key = algorithm, average, std, worst
+            tables = (*found[key].tables, where) if key in found else (where,)
+            found[key] = Row(tables, *key, *(least_std(average, worst, n / clients) for n in counts))
+    return tuple(found.values())
+
+
+def statistics_of(table: str) -> str:
+    """How a published table is compared: each client counted once, unless some row cannot be of that kind."""
+    rows = [row for row in published_rows() if table in row.tables]
+    return "plain" if all(row.possible() for row in rows) else WEIGHTED
+
+
+def beside_paper(summary: Summary, table: str, statistics: str = "") -> dict[str, dict[str, Cell]]:
+    """For each algorithm that both have, and each measure, our value and the paper's.
+
+    The measures are those of `statistics_of` the table, or of the given statistics.
+    """
+    chosen = STATISTICS[statistics or statistics_of(table)]
     theirs = published()["tables"][table]["rows"]
     ours = {row["algorithm"]: row for row in summary if row["algorithm"] in theirs}
     cells: dict[str, dict[str, Cell]] = {label: {} for label in ours}
     for key, measure in BESIDE.items():
-        own = STATISTICS[statistics][key]
+        own = chosen[key]
         sign = -1 if measure.best == "highest" else 1
-        known = [label for label in ours if ours[label][own]["mean"] is not None]
-        our_order = sorted(known, key=lambda label: sign * ours[label][own]["mean"])
+        values = {label: row.get(own) or {"mean": None, "std": None} for label, row in ours.items()}
+        known = [label for label in ours if values[label]["mean"] is not None]
+        our_order = sorted(known, key=lambda label: sign * values[label]["mean"])
         their_order = sorted(known, key=lambda label: sign * theirs[label][key][0])
-        for label, row in ours.items():
+        for label in ours:
             same = label in known and our_order.index(label) == their_order.index(label)
             mean, std = theirs[label][key]
-            cells[label][key] = Cell(row[own]["mean"], row[own]["std"], mean, std, same)
+            cells[label][key] = Cell(values[label]["mean"], values[label]["std"], mean, std, same)
     return cells
 
 

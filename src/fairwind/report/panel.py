@@ -8,7 +8,16 @@ import numpy as np
 
 from fairwind.data.federation import Federation
 from fairwind.report import charts, pareto
-from fairwind.report.beside import BESIDE, Cell, against_others, beside_paper, published, rounds_to
+from fairwind.report.beside import (
+    BESIDE,
+    WEIGHTED,
+    Cell,
+    against_others,
+    beside_paper,
+    published,
+    rounds_to,
+    statistics_of,
+)
 from fairwind.report.finding import best_shown, finding, how_sure
 from fairwind.report.html import chart_html, escaped, measures_table, table_html
 from fairwind.report.labels import shown_largest, spread
@@ -128,7 +137,8 @@ def _beside(record: Record, table: str) -> str:
     cells = beside_paper(record.results["summary"], table)
     several = seed_count(record.results) > 1
     head = ["", *("ours", "paper", "diff.") * len(BESIDE)]
-    above = [("", 1), *((measure.name, 3) for measure in BESIDE.values())]
+    by_size = "weighted " if statistics_of(table) == WEIGHTED else ""
+    above = [("", 1), *((f"{by_size}{measure.name}", 3) for measure in BESIDE.values())]
     rows = [
         [display_name(label), *(text for key in BESIDE for text in _cell(row[key], several))]
         for label, row in cells.items()
@@ -140,6 +150,10 @@ def _beside(record: Record, table: str) -> str:
         "differences in units of the pooled standard deviation σ, or in points where we have one seed. "
         "† marks an algorithm without its published place among the others in that measure."
     )
+    if by_size:
+        words += (
+            " Clients are weighted by size here: some published rows of this table cannot count each once."
+        )
     return f"<p>{escaped(words)}</p>{table_html(head, rows, above)}"
 
 

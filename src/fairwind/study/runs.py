@@ -15,6 +15,7 @@ from fairwind import algorithms, setups
 from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
 from fairwind.files import CLIENTS, HISTORY, PACKED, RESULTS, read_json
+from fairwind.metrics import completed
 from fairwind.seals import damaged, lost_results, read_history
 from fairwind.spec import arguments, parameters
 
@@ -99,7 +100,12 @@ def _read(folder: Path) -> Iterator[Finished]:
     results = read_json(folder / RESULTS)
     config, rows = results["config"], results["runs"]
     lines = read_history(folder, results)
+    kind = results["scores"][0]["kind"] if results.get("scores") else "accuracy"  # the older files' only one
     accuracy, clients = _clients(folder) if CLIENTS in results["files"] else (None, {})
+    finals = [
+        row["final"] if accuracy is None else completed(row["final"], accuracy[r], clients["test_size"], kind)
+        for r, row in enumerate(rows)
+    ]
     given = itertools.product(config["algorithms"], config["seeds"])
     # A run may have further models, personal or averaged: studies compare the global ones.
     global_ones = [r for r, row in enumerate(rows) if "model" not in row]
@@ -108,7 +114,7 @@ def _read(folder: Path) -> Iterator[Finished]:
         named = {"algorithm": spec, "seed": seed}
         yield Finished(
             key=RunKey.of(results["setup"], spec, seed, config),
-            row=rows[r] | named,
+            row=rows[r] | named | {"final": finals[r]},
             history=[line | named for line in lines[r :: len(rows)]],
             accuracy=None if accuracy is None else accuracy[r],
             clients=clients,
