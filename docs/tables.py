@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from statistics import mean, pstdev
 
+from fairwind.intervals import Interval
 from fairwind.paper.studies import STUDIES, THEORY
 from fairwind.report import charts, pareto, theory
 from fairwind.report.beside import (
@@ -25,19 +26,19 @@ from fairwind.report.beside import (
     distance,
     published,
     published_rows,
-    rounds_to,
     statistics_of,
 )
 from fairwind.report.finding import best_shown
 from fairwind.report.html import plain_spec, write_figure
-from fairwind.report.paired import paired as paired_draws
+from fairwind.report.paired import paired as paired_runs
 from fairwind.report.panel import Shown, show
 from fairwind.report.table import MEASURES, display_name, seed_count
+from fairwind.report.targets import target_tables
 from fairwind.report.theme import theme
 from fairwind.study import Finished, missing, read_runs
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "reproduction.md", ROOT / "docs" / "data.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("reproduction", "data", "metrics")))
 FIGURES = ROOT / "docs" / "figures"
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.S)
 
@@ -66,7 +67,7 @@ def summary(study: str, number: str, *keys: str) -> str:
     record = panel(study, number).record
     assert record is not None
     shown = [m for m in MEASURES if m.key in (keys or ("avg", "std", "worst30", "avg_weighted"))]
-    ahead = best_shown(record, paired_draws(record))
+    ahead = best_shown(record, paired_runs(record))
     several = seed_count(record.results) > 1
     rows = []
     for row in record.results["summary"]:
@@ -89,7 +90,7 @@ def overview() -> str:
         record = panel("convergence", number).record
         assert record is not None
         assert seed_count(record.results) == 3
-        ahead = best_shown(record, paired_draws(record))
+        ahead = best_shown(record, paired_runs(record))
         for row in record.results["summary"]:
             cells = rows.setdefault(row["algorithm"], [])
             for m in shown:
@@ -184,25 +185,23 @@ def moved(study: str, first: str, *others: str) -> str:
 
 
 def paired(study: str, number: str, *others: str) -> str:
-    """AdaFedAdam minus each other algorithm (or those named), with 95 % intervals."""
+    """AdaFedAdam minus each other algorithm (or those named), with 95 % intervals that hold together."""
     record = panel(study, number).record
     assert record is not None
-    one, found = against_others(record)
-    rows = [
-        [display_name(k), *(f"{i.difference:+.1f} [{i.low:+.1f}, {i.high:+.1f}]" for i in found[k].values())]
-        for k in others or found
-    ]
+    one, found = against_others(paired_runs(record), others)
+    rows = [[display_name(k), *map(interval_text, row.values())] for k, row in found.items()]
     return table([f"{display_name(one)} minus", *(m.name for m in BESIDE.values())], rows)
 
 
+def interval_text(interval: Interval) -> str:
+    return f"{interval.difference:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]"
+
+
 def targets(study: str, number: str) -> str:
-    """Rounds until the average reaches a target."""
+    """Rounds, sample gradients and bytes until the average reaches a target, over seeds."""
     record = panel(study, number).record
     assert record is not None
-    found = rounds_to(record)
-    goals = list(next(iter(found.values())))
-    rows = [[display_name(k), *("–" if v[x] is None else str(v[x]) for x in goals)] for k, v in found.items()]
-    return table(["rounds to an average of", *(f"{x} %" for x in goals)], rows)
+    return "\n".join(table(*each) for each in target_tables(record))
 
 
 def readings() -> str:
@@ -303,6 +302,23 @@ def sentiment() -> str:
     return table(["algorithm", *head, "paper, 697 users, 1000 rounds"], rows)
 
 
+def coverage() -> str:
+    """How often simulated intervals hold the truth: the lowest and the highest share, by seeds."""
+    content = json.loads((ROOT / "benchmarks" / "results" / "coverage.json").read_text())
+    rows = []
+    for seeds in dict.fromkeys(row["seeds"] for row in content["rows"]):
+        for apart in dict.fromkeys(row["apart"] for row in content["rows"]):
+            mine = [row for row in content["rows"] if (row["seeds"], row["apart"]) == (seeds, apart)]
+            texts = []
+            for how in ("covered", "bootstrap"):
+                for key in BESIDE:
+                    shares = [row[how][key] for row in mine]
+                    texts.append(f"{min(shares):.0f} to {max(shares):.0f}")
+            rows.append([f"{seeds} seeds, {apart:g} points apart", *texts])
+    names = [m.name for m in BESIDE.values()]
+    return table(["% of intervals that hold", *names, *(f"bootstrap, {name}" for name in names)], rows)
+
+
 def verdicts() -> str:
     """The theory's claims, and what was found."""
     content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
@@ -357,6 +373,7 @@ TABLES: dict[str, Callable[..., str]] = {
         speed,
         throughput,
         sentiment,
+        coverage,
         verdicts,
         made,
         remaining,

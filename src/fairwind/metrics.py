@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -114,52 +114,6 @@ def _counted(a: Floats, n: Floats, kind: Kind) -> NDArray[np.bool_]:
 
 def _signed(sign: int, value: float) -> float:
     return 0.0 + sign * value  # without a negative zero
-
-
-class Interval(NamedTuple):
-    """A difference, and the 95 % confidence interval around it."""
-
-    difference: float  #: The first less the second.
-    low: float  #: Lower end of the interval.
-    high: float  #: Upper end.
-
-
-def paired_differences(
-    a: ArrayLike, b: ArrayLike, *, kind: Kind = "accuracy", draws: int = 2000
-) -> dict[str, Interval]:
-    """How far average, STD and worst 30 % of scores `a` (seeds, K) lie above those of `b`.
-
-    The interval is a bootstrap over seeds and clients: both models use the same resampled ones, so what makes
-    a client hard for both cancels out. Clients without a score are left out.
-    """
-    x, y = (np.asarray(v, dtype=np.float64) for v in (a, b))
-    sign = -1 if kind == "lower" else 1
-    tested = np.isfinite(x).all(axis=0) & np.isfinite(y).all(axis=0)
-    x, y = x[:, tested], y[:, tested]
-    seeds, clients = x.shape
-    draw = np.random.default_rng(0)
-    found: dict[str, list[Floats]] = {"avg": [], "std": [], "worst30": []}
-    for _ in range(draws):
-        s, k = draw.integers(seeds, size=seeds), draw.integers(clients, size=clients)
-        for values, (one, other) in zip(
-            found.values(),
-            zip(_spread(x[s][:, k], sign), _spread(y[s][:, k], sign), strict=True),
-            strict=True,
-        ):
-            values.append(one - other)
-    centre = [float(one - other) for one, other in zip(_spread(x, sign), _spread(y, sign), strict=True)]
-    ends = [np.percentile(values, (2.5, 97.5)) for values in found.values()]
-    return {
-        name: Interval(c, float(low), float(high))
-        for name, c, (low, high) in zip(found, centre, ends, strict=True)
-    }
-
-
-def _spread(a: Floats, sign: int) -> tuple[Floats, Floats, Floats]:
-    """Average, STD and worst 30 % over the clients, the last axis, each as a mean over seeds."""
-    k = math.ceil(0.3 * a.shape[1] - 1e-9)
-    worst = sign * np.partition(sign * a, k - 1, axis=1)[:, :k] if k < a.shape[1] else a
-    return a.mean(), a.std(axis=1).mean(), worst.mean()
 
 
 def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from fairwind.files import CLIENTS, RECIPE, RESULTS, read_json
 from fairwind.metrics import completed, over_seeds
 from fairwind.report.table import Judged, judged, seed_count
+from fairwind.scores import Kind
 from fairwind.seals import read_history
 
 MAX_ROUNDS = 60  # of the clients' own curves
@@ -92,7 +93,7 @@ def _completed(
     """Results with the measures that an older file lacks."""
     if not results["summary"] or "worst30_weighted" in results["summary"][0]:
         return results
-    kind = "lower" if judged(results).sign < 0 else judged(results).kind
+    kind: Kind = (results.get("scores") or [{"kind": "accuracy"}])[0]["kind"]
     runs = [
         run | {"final": completed(run["final"], score[r], size, kind)}
         for r, run in enumerate(results["runs"])

@@ -14,7 +14,6 @@ from fairwind.report.beside import (
     by_algorithm,
     distance,
     published,
-    rounds_to,
     statistics_of,
 )
 from fairwind.report.finding import best_shown
@@ -24,6 +23,7 @@ from fairwind.report.paired import paired
 from fairwind.report.panel import FindData, Shown, panel_charts, panel_section, show
 from fairwind.report.plane import plane, plane_section, planes
 from fairwind.report.table import MEASURES, display_name, notes, seed_count
+from fairwind.report.targets import cost_of, rounds_to
 from fairwind.report.theme import theme
 from fairwind.study import Finished, Study
 
@@ -95,12 +95,16 @@ def content(study: Study, shown: list[Shown]) -> dict[str, Any]:
             "missing": each.missing,
         }
         if record is not None:
-            _, paired = against_others(record) if record.score.shape[1] else ("", {})
+            _, differences = against_others(paired(record))
             entry |= {
                 "federation": record.results["federation"],
                 "summary": record.results["summary"],
-                "against_others": {k: {m: i._asdict() for m, i in v.items()} for k, v in paired.items()},
-                "rounds_to_average": rounds_to(record),
+                "against_others": {k: {m: i._asdict() for m, i in v.items()} for k, v in differences.items()},
+                "rounds_to_average": {
+                    label: {target: reached.rounds for target, reached in row.items()}
+                    for label, row in rounds_to(record).items()
+                },
+                "cost_of_a_round": {label: cost_of(record, label) for label in record.labels},
                 "comparisons": _comparisons(each),
             }
         if record is not None and panel.published:
