@@ -314,7 +314,7 @@ def coverage() -> str:
                 for key in BESIDE:
                     shares = [row[how][key] for row in mine]
                     texts.append(f"{min(shares):.0f} to {max(shares):.0f}")
-            rows.append([f"{seeds} seeds, {apart:g} points apart", *texts])
+            rows.append([f"{seeds} seeds that differ by {apart:g}", *texts])
     names = [m.name for m in BESIDE.values()]
     return table(["% of intervals that hold", *names, *(f"bootstrap, {name}" for name in names)], rows)
 

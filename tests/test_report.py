@@ -340,6 +340,24 @@ def test_one_seed_has_neither_spread_nor_band(tmp_path: Path) -> None:
     assert "One seed says nothing of others." in Reader(html_of(tmp_path)).text
 
 
+def test_one_seed_calls_no_algorithm_best(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", ["fedavg", "adafedadam"], seeds=1, level={"adafedadam": 60, "fedavg": 90})
+    assert finding_of(tmp_path / "one").startswith("No difference shown for the worst-off 30 %")
+    assert bold_cells(tmp_path / "one") == {"FedAvg": [], "AdaFedAdam": []}
+    write_run(tmp_path / "three", ["fedavg", "adafedadam"], level={"adafedadam": 60, "fedavg": 90})
+    assert finding_of(tmp_path / "three").startswith("FedAvg serves the worst-off 30 % of clients best")
+
+
+def test_equal_averages_are_not_ranked_by_their_order(tmp_path: Path) -> None:
+    for order in (["fedavg", "fedadam"], ["fedadam", "fedavg"]):
+        results = write_run(tmp_path / order[0], order, level={"fedavg": 80, "fedadam": 80})
+        for row in results["summary"]:
+            row["avg"] = {"mean": 80.0, "std": 0.0}
+        save_results(tmp_path / order[0], results)
+        names = " and ".join("FedAvg" if name == "fedavg" else "FedAdam" for name in order)
+        assert f"{names} share the best, 80.0 %." in finding_of(tmp_path / order[0])
+
+
 def test_bands_reach_from_the_lowest_seed_to_the_highest(tmp_path: Path) -> None:
     write_run(tmp_path, ["fedavg"])
     record = read_record(tmp_path)

@@ -140,8 +140,8 @@ def how_sure(record: Record) -> str:
     """What the intervals are."""
     if record.seeds == 1:
         return (
-            "95 % intervals are over clients, and of these models alone. One seed says nothing of others, so "
-            "no algorithm is called best."
+            "95 % intervals are over clients, and of these models alone. One seed says nothing of others. No "
+            "algorithm is called best."
         )
     together = ", and hold together for all others that an algorithm is compared with"
     return f"95 % intervals are over clients and seeds{together * (len(record.labels) > 2)}."
