@@ -9,7 +9,9 @@ A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->`; NAME
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, pstdev
@@ -57,28 +59,40 @@ def panel(study: str, number: str) -> Shown:
     return show(chosen.panels[int(number)], list(runs()))
 
 
+@cache
+def with_all_seeds(study: str, number: str) -> Shown:
+    """A panel with every seed that is stored of its algorithms, not only those that it asks for."""
+    chosen = STUDIES[study].panels[int(number)]
+    return show(replace(chosen, seeds=(0, 1, 2)), list(runs()))
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def summary(study: str, number: str, *keys: str) -> str:
-    """Means ± standard deviations over seeds, bold where ahead of all others beyond noise."""
-    record = panel(study, number).record
+    """Means ± standard deviations over seeds, bold where ahead of all others beyond noise.
+
+    Of all stored seeds, which are counted where algorithms differ in them.
+    """
+    record = with_all_seeds(study, number).record
     assert record is not None
     shown = [m for m in MEASURES if m.key in (keys or ("avg", "std", "worst30", "avg_weighted"))]
     ahead = best_shown(record, paired_runs(record))
-    several = seed_count(record.results) > 1
+    runs_of = Counter(run["algorithm"] for run in record.results["runs"])
+    counted = len(set(runs_of.values())) > 1
     rows = []
     for row in record.results["summary"]:
+        several = runs_of[row["algorithm"]] > 1
         cells = []
         for m in shown:
             mean, std = row[m.key]["mean"], row[m.key]["std"]
             digits = 1 if m.digits == 2 else m.digits
             text = "–" if mean is None else f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if several else "")
             cells.append(f"**{text}**" if row["algorithm"] == ahead.get(m.key) else text)
-        rows.append([display_name(row["algorithm"]), *cells])
-    return table(["algorithm", *(m.name for m in shown)], rows)
+        rows.append([display_name(row["algorithm"]), *cells, *[str(runs_of[row["algorithm"]])] * counted])
+    return table(["algorithm", *(m.name for m in shown), *["seeds"] * counted], rows)
 
 
 def overview() -> str:
@@ -140,31 +154,46 @@ def impossible() -> str:
 
 
 def late(study: str, *numbers: str) -> str:
-    """Average / STD / worst 30 % as means over the last five evaluations and the seeds, of several panels."""
+    """Average / STD / worst 30 % over the last five evaluations and after the last, of all stored seeds.
+
+    With `seed=0` among the numbers of panels, of that seed alone.
+    """
     rows: dict[str, list[str]] = {}
-    for number in numbers:
-        record = panel(study, number).record
+    only = [int(each.removeprefix("seed=")) for each in numbers if each.startswith("seed=")]
+    for number in (each for each in numbers if each.isdigit()):
+        record = with_all_seeds(study, number).record
         assert record is not None
         for label in record.labels:
             lines = [line for line in record.history if line["algorithm"] == label]
+            lines = [line for line in lines if not only or line["seed"] in only]
             last = sorted({line["round"] for line in lines})[-5:]
             kept = [line for line in lines if line["round"] in last]
-            means = [sum(line[key] for line in kept) / len(kept) for key in BESIDE]
+            end = [line for line in lines if line["round"] == last[-1]]
+            means = [
+                " / ".join(f"{mean(line[key] for line in some):.1f}" for key in BESIDE)
+                for some in (kept, end)
+            ]
             seeds = len({line["seed"] for line in lines})
             name = display_name(label)
             for default in (" (alpha=1)", " (warmup=6)"):
                 name = name.removesuffix(default)
-            rows.setdefault(name, [name, " / ".join(f"{m:.1f}" for m in means), str(seeds)])
-    return table(["algorithm", "average / STD / worst 30 %", "seeds"], list(rows.values()))
+            rows.setdefault(name, [name, *means, str(seeds)])
+    head = ["algorithm", "average / STD / worst 30 %, last five evaluations", "after the last round", "seeds"]
+    return table(head, list(rows.values()))
 
 
 def moved(study: str, first: str, *others: str) -> str:
-    """How far other panels' runs end from the first's under the same seed, and how far seeds lie apart."""
+    """How far other panels' runs end from the first's under the same seed, and how far seeds lie apart.
+
+    The control is bf16 once more: the longer runs of the convergence study, at the same round and seed.
+    """
     kept = {number: panel(study, number) for number in (first, *others)}
     names = [str(kept[number].panel.changes["precision"]) for number in others]
     head = ["algorithm"]
     for name in ("average", "worst 30 %"):
-        head += [f"{name}, float32", *(f"{other} moved it" for other in names), "seeds"]
+        head += [f"{name}, float32", *(f"{other} moved it" for other in names), "bf16 twice", "seeds"]
+    longer, rounds = panel("convergence", "1").record, kept[others[-1]].panel.changes["rounds"]
+    assert longer is not None
     finals: dict[str, dict[str, dict[int, dict[str, float]]]] = {}
     for number, shown in kept.items():
         assert shown.record is not None
@@ -179,6 +208,12 @@ def moved(study: str, first: str, *others: str) -> str:
             for number in others:
                 apart = [abs(final[key] - start[seed]) for seed, final in by_panel[number].items()]
                 cells.append(f"{mean(apart):.1f}")
+            again = [
+                abs(by_panel[others[-1]][line["seed"]][key] - line[key])
+                for line in longer.history
+                if line["algorithm"] == label and line["round"] == rounds
+            ]
+            cells.append(f"{mean(again):.1f}")
             cells.append(f"± {pstdev(start.values()):.1f}")
         rows.append([display_name(label), *cells])
     return table(head, rows)
@@ -220,6 +255,30 @@ def readings() -> str:
         texts = [f"{a:.1f} ({p} of 15)" for a, p in zip(away, places, strict=True)] + [f"{distance(ten):.1f}"]
         rows.append((min(away), [each.title, *texts]))
     return table(["data", *STATISTICS, "average and STD of these"], [row for _, row in sorted(rows)])
+
+
+def rival() -> str:
+    """AdaFedAdam minus FedNova on each reading of Synthetic: over the rounds, and at the end."""
+    rows = []
+    for number, each in enumerate(STUDIES["readings"].panels):
+        record = panel("readings", str(number)).record
+        assert record is not None
+        curves: list[dict[int, float]] = []
+        for label in ("adafedadam", "fednova"):
+            lines = [line for line in record.history if line["algorithm"] == label and line["round"]]
+            by_round = {
+                t: mean(x["avg"] for x in lines if x["round"] == t) for t in {x["round"] for x in lines}
+            }
+            curves.append(by_round)
+        apart = {t: curves[0][t] - curves[1][t] for t in sorted(curves[0])}
+        step = min(apart)
+        behind = step * sum(value < 0 for value in apart.values())
+        known = paired_runs(record)
+        ends = [known.difference(key, "adafedadam", "fednova", 1) for key in ("avg", "worst30")]
+        texts = ["–" if end is None else interval_text(end) for end in ends]
+        rows.append([each.title, f"{behind:,}", f"{mean(apart.values()):+.1f}", *texts])
+    head = ["data", "rounds that FedNova leads", "average, mean over rounds", "average, at the end"]
+    return table([*head, "worst 30 %, at the end"], rows)
 
 
 def tuned(number: str) -> str:
@@ -368,6 +427,7 @@ TABLES: dict[str, Callable[..., str]] = {
         paired,
         targets,
         readings,
+        rival,
         tuned,
         lag,
         speed,
