@@ -341,7 +341,7 @@ def test_the_recorded_theory_becomes_a_page(tmp_path: Path) -> None:
     content = json.loads(recorded.read_text())
     write_theory(tmp_path, content)
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert len(content["checks"]) == 9
+    assert len(content["checks"]) == 10
     for check in content["checks"]:
         assert f'id="{check["name"]}"' in page
         assert (tmp_path / "figures" / f"{check['name']}.png").stat().st_size > 5000

@@ -43,7 +43,7 @@ def test_every_stored_seed_of_a_row_is_shown(tables: ModuleType, runs: list[Fini
         stored = of(runs, "cifar10-h200-seeds-0-1", algorithm)
         assert sorted(stored) == [0, 1]
         mean = sum(run.row["final"]["avg"] for run in stored.values()) / 2
-        label = ("AdaFedAdam " if "ada" in algorithm else "FedAdam ") + name
+        label = ("AdaFedAdam " if algorithm.startswith("ada") else "FedAdam ") + name
         _, _, end, seeds = row(tables.late("controls", "10", "11"), label)
         assert (end.split(" / ")[0], seeds) == (f"{mean:.1f}", "2")
     assert row(tables.summary("alpha", "2", "avg"), "AdaFedAdam (alpha=0)")[-1] == "2"
