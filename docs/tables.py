@@ -384,6 +384,30 @@ def verdicts() -> str:
     return table(["claim", "verdict"], [[c["claim"], c["verdict"]] for c in content["checks"]])
 
 
+def guarantee() -> str:
+    """Theorem 2 step by step: its bound, the telescoped sum before it, and the assumption of its proof."""
+    content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
+    (check,) = [c for c in content["checks"] if c["name"] == "theorem2_guarantee"]
+    rows = []
+    for clients in ("alike", "heterogeneous"):
+        for name, several in (("one", False), ("several", True)):
+            mine = [r for r in check["rows"] if r["clients"] == clients and (r["local_steps"] > 1) == several]
+            held = [r for r in mine if r["held"]]
+            shares = [
+                100 * r["R_at_least_C_share"] for r in mine if r["rounds"] == max(x["rounds"] for x in mine)
+            ]
+            rows.append(
+                [
+                    f"{clients}, {name}",
+                    f"{len(held)} of {len(mine)}",
+                    f"{sum(r['held_telescoped'] for r in held)} of {len(held)}",
+                    f"{min(shares):.0f} to {max(shares):.0f} %",
+                ]
+            )
+    head = ["clients, local steps", "bound with T held", "of these, the telescoped sum"]
+    return table([*head, "rounds with R_t ≥ C_t, longest runs"], rows)
+
+
 def made() -> str:
     """Every comparison under results/runs: where and when it was made, how long it took."""
     folders = {run.folder: run for run in runs()}
@@ -435,6 +459,7 @@ TABLES: dict[str, Callable[..., str]] = {
         sentiment,
         coverage,
         verdicts,
+        guarantee,
         made,
         remaining,
     )

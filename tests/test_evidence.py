@@ -1,12 +1,15 @@
 """What docs/tables.py shows of results/, counted again in another way."""
 
 import importlib.util
+import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from fairwind.report.beside import published
 from fairwind.study import Finished, read_runs
 
 ROOT = Path(__file__).parents[1]
@@ -88,3 +91,26 @@ def test_tuned_baselines_have_intervals(tables: ModuleType) -> None:
     for spec in asked.split()[3:]:  # these are the best rates
         name, _, rate = spec.partition(":lr=")
         assert best[tables.display_name(name)] == rate
+
+
+def test_the_papers_slips_are_slips() -> None:
+    """What the page says of the paper's proof and of its text, from its own numbers."""
+
+    def excess(c: float) -> float:
+        return math.sqrt(1 - 0.999**c) - (math.log(c) + 1) * math.sqrt(1 - 0.999)
+
+    assert excess(12.4) < 0 < excess(12.6)
+    assert math.log(2) ** 2 == pytest.approx(0.480, abs=5e-4)
+    rows = {name: table["rows"] for name, table in published()["tables"].items()}
+    for name in ("heterogeneity/0.5", "heterogeneity/1"):
+        assert rows[name]["fedadam"]["std"][0] < rows[name]["adafedadam"]["std"][0]
+    sent140 = {name: row["avg"][0] for name, row in rows["convergence/sent140"].items()}
+    assert max(sent140, key=lambda name: sent140[name]) == "fedadam"
+    assert "heterogeneity/iid" not in rows
+
+
+def test_six_bounds_that_hold_fail_the_sum_that_they_follow_from() -> None:
+    checks = json.loads((ROOT / "results" / "theory" / "theory.json").read_text())["checks"]
+    (check,) = [check for check in checks if check["name"] == "theorem2_guarantee"]
+    held = [row for row in check["rows"] if row["held"]]
+    assert (len(held), sum(not row["held_telescoped"] for row in held)) == (71, 6)

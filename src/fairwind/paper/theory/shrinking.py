@@ -31,7 +31,7 @@ def problem(common: bool, seed: int) -> Federation:
 def rounds_of(
     federation: Federation, method: str, alpha: float, x: Floats, most: int
 ) -> tuple[int | None, float]:
-    """The rounds until the distance from the solution is SOLVED of the first, and how F^α shrank till then."""
+    """Rounds until the distance from the solution is SOLVED of the first, and what is left of F^α."""
     losses = federation.objective.losses
     common = not np.any(losses(federation.spread(np.zeros(DIMENSIONS))))
     solution = np.zeros(DIMENSIONS) if common else fair_minimiser(federation, alpha, x, np.ones(CLIENTS))
@@ -86,13 +86,13 @@ def shrinking_gradients(scale: Scale, seed: int = 0) -> Check:
         rows=rows,
         verdict=judge(len(slower), len(fair)),
         explanation=(
-            "Rounds with α = 0, 1, 2 and 4. Where all clients have one optimum, so that losses vanish: gradient"
-            f" descent with a fixed rate {told('gradient descent', 'common')}; q-FedAvg"
+            "Rounds with α = 0, 1, 2 and 4. Where all clients have one optimum, so that losses vanish:"
+            f" gradient descent with a fixed rate {told('gradient descent', 'common')}; q-FedAvg"
             f" {told('q-FedAvg', 'common')}. Where optima differ, so that losses stay positive: gradient"
-            f" descent {told('gradient descent', 'different')}; q-FedAvg {told('q-FedAvg', 'different')}. More"
-            f" rounds than with α = 0 are needed in {len(slower)} of {len(fair)} cases. But q-FedAvg is slower"
-            " for another reason than gradient descent: it divides by its own F^q, so the factor cancels. The"
-            " term q·F^(q−1)·‖∇F‖² of its divisor remains. With quadratic losses that is a multiple of L·F^q,"
+            f" descent {told('gradient descent', 'different')}; q-FedAvg {told('q-FedAvg', 'different')}."
+            f" More rounds than with α = 0 are needed in {len(slower)} of {len(fair)} cases. But q-FedAvg is"
+            " slower for another reason than gradient descent: it divides by its own F^q, so the factor cancels."
+            " The term q·F^(q−1)·‖∇F‖² of its divisor remains. With quadratic losses that is a multiple of L·F^q,"
             " and costs a constant factor, however small the losses are."
         ),
     )
