@@ -91,8 +91,8 @@ def shrinking_gradients(scale: Scale, seed: int = 0) -> Check:
             f" {told('q-FedAvg', 'common')}. Where optima differ, so that losses stay positive: gradient"
             f" descent {told('gradient descent', 'different')}; q-FedAvg {told('q-FedAvg', 'different')}."
             f" More rounds than with α = 0 are needed in {len(slower)} of {len(fair)} cases. But q-FedAvg is"
-            " slower for another reason than gradient descent: it divides by its own F^q, so the factor cancels."
-            " The term q·F^(q−1)·‖∇F‖² of its divisor remains. With quadratic losses that is a multiple of L·F^q,"
-            " and costs a constant factor, however small the losses are."
+            " slower for another reason than gradient descent: it divides by its own F^q, so the factor"
+            " cancels. The term q·F^(q−1)·‖∇F‖² of its divisor remains. With quadratic losses that is a"
+            " multiple of L·F^q, and costs a constant factor, however small the losses are."
         ),
     )
