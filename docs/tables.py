@@ -9,11 +9,14 @@ A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->`; NAME
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, pstdev
 
+from fairwind.intervals import Interval
 from fairwind.paper.studies import STUDIES, THEORY
 from fairwind.report import charts, pareto, theory
 from fairwind.report.beside import (
@@ -24,18 +27,20 @@ from fairwind.report.beside import (
     by_algorithm,
     distance,
     published,
-    rounds_to,
+    published_rows,
+    statistics_of,
 )
 from fairwind.report.finding import best_shown
 from fairwind.report.html import plain_spec, write_figure
-from fairwind.report.paired import paired as paired_draws
+from fairwind.report.paired import paired as paired_runs
 from fairwind.report.panel import Shown, show
 from fairwind.report.table import MEASURES, display_name, seed_count
+from fairwind.report.targets import target_tables
 from fairwind.report.theme import theme
 from fairwind.study import Finished, missing, read_runs
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "reproduction.md", ROOT / "docs" / "data.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("reproduction", "data", "metrics")))
 FIGURES = ROOT / "docs" / "figures"
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.S)
 
@@ -54,28 +59,40 @@ def panel(study: str, number: str) -> Shown:
     return show(chosen.panels[int(number)], list(runs()))
 
 
+@cache
+def with_all_seeds(study: str, number: str) -> Shown:
+    """A panel with every seed that is stored of its algorithms, not only those that it asks for."""
+    chosen = STUDIES[study].panels[int(number)]
+    return show(replace(chosen, seeds=(0, 1, 2)), list(runs()))
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def summary(study: str, number: str, *keys: str) -> str:
-    """Means ± standard deviations over seeds, bold where ahead of all others beyond noise."""
-    record = panel(study, number).record
+    """Means ± standard deviations over seeds, bold where ahead of all others beyond noise.
+
+    Of all stored seeds, which are counted where algorithms differ in them.
+    """
+    record = with_all_seeds(study, number).record
     assert record is not None
     shown = [m for m in MEASURES if m.key in (keys or ("avg", "std", "worst30", "avg_weighted"))]
-    ahead = best_shown(record, paired_draws(record))
-    several = seed_count(record.results) > 1
+    ahead = best_shown(record, paired_runs(record))
+    runs_of = Counter(run["algorithm"] for run in record.results["runs"])
+    counted = len(set(runs_of.values())) > 1
     rows = []
     for row in record.results["summary"]:
+        several = runs_of[row["algorithm"]] > 1
         cells = []
         for m in shown:
             mean, std = row[m.key]["mean"], row[m.key]["std"]
             digits = 1 if m.digits == 2 else m.digits
             text = "–" if mean is None else f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if several else "")
             cells.append(f"**{text}**" if row["algorithm"] == ahead.get(m.key) else text)
-        rows.append([display_name(row["algorithm"]), *cells])
-    return table(["algorithm", *(m.name for m in shown)], rows)
+        rows.append([display_name(row["algorithm"]), *cells, *[str(runs_of[row["algorithm"]])] * counted])
+    return table(["algorithm", *(m.name for m in shown), *["seeds"] * counted], rows)
 
 
 def overview() -> str:
@@ -87,7 +104,7 @@ def overview() -> str:
         record = panel("convergence", number).record
         assert record is not None
         assert seed_count(record.results) == 3
-        ahead = best_shown(record, paired_draws(record))
+        ahead = best_shown(record, paired_runs(record))
         for row in record.results["summary"]:
             cells = rows.setdefault(row["algorithm"], [])
             for m in shown:
@@ -97,11 +114,15 @@ def overview() -> str:
     return table(["algorithm", *head], [[display_name(name), *cells] for name, cells in rows.items()])
 
 
-def beside(study: str, number: str, statistics: str = "plain") -> str:
-    """Ours / the paper's (difference in pooled standard deviations), † where the place differs."""
+def beside(study: str, number: str, statistics: str = "") -> str:
+    """Ours / the paper's (difference in pooled standard deviations), † where the place differs.
+
+    Weighted by size where some published row of the table cannot be unweighted.
+    """
     shown = panel(study, number)
     assert shown.record is not None
-    cells = beside_paper(shown.record.results["summary"], shown.panel.published, statistics.replace("-", " "))
+    chosen = statistics.replace("-", " ") or statistics_of(shown.panel.published)
+    cells = beside_paper(shown.record.results["summary"], shown.panel.published, chosen)
     rows = []
     for label, row in cells.items():
         texts = []
@@ -109,35 +130,70 @@ def beside(study: str, number: str, statistics: str = "plain") -> str:
             apart = "" if cell.pooled is None else f" ({cell.pooled:+.1f} σ)"
             texts.append(f"{cell.ours:.1f}{'' if cell.in_order else ' †'} / {cell.paper:.1f}{apart}")
         rows.append([display_name(label), *texts])
-    return table(["algorithm", *(f"{m.name}, ours / paper" for m in BESIDE.values())], rows)
+    names = [
+        f"{'weighted ' * STATISTICS[chosen][k].endswith('_weighted')}{m.name}" for k, m in BESIDE.items()
+    ]
+    return table(["algorithm", *(f"{name}, ours / paper" for name in names)], rows)
+
+
+def impossible() -> str:
+    """The published rows that cannot be of clients that count once each."""
+    rows = []
+    for row in published_rows():
+        if not row.possible("up"):
+            texts = (f"{row.average:.2f} / {row.std:.2f} / {row.worst30:.2f}", f"{row.least_down:.2f}")
+            rows.append([display_name(row.algorithm), ", ".join(row.tables), *texts, f"{row.least_up:.2f}"])
+    head = [
+        "algorithm",
+        "table",
+        "published average / STD / worst 30 %",
+        "least STD, 30 % rounded down",
+        "up",
+    ]
+    return table(head, rows)
 
 
 def late(study: str, *numbers: str) -> str:
-    """Average / STD / worst 30 % as means over the last five evaluations and the seeds, of several panels."""
+    """Average / STD / worst 30 % over the last five evaluations and after the last, of all stored seeds.
+
+    With `seed=0` among the numbers of panels, of that seed alone.
+    """
     rows: dict[str, list[str]] = {}
-    for number in numbers:
-        record = panel(study, number).record
+    only = [int(each.removeprefix("seed=")) for each in numbers if each.startswith("seed=")]
+    for number in (each for each in numbers if each.isdigit()):
+        record = with_all_seeds(study, number).record
         assert record is not None
         for label in record.labels:
             lines = [line for line in record.history if line["algorithm"] == label]
+            lines = [line for line in lines if not only or line["seed"] in only]
             last = sorted({line["round"] for line in lines})[-5:]
             kept = [line for line in lines if line["round"] in last]
-            means = [sum(line[key] for line in kept) / len(kept) for key in BESIDE]
+            end = [line for line in lines if line["round"] == last[-1]]
+            means = [
+                " / ".join(f"{mean(line[key] for line in some):.1f}" for key in BESIDE)
+                for some in (kept, end)
+            ]
             seeds = len({line["seed"] for line in lines})
             name = display_name(label)
             for default in (" (alpha=1)", " (warmup=6)"):
                 name = name.removesuffix(default)
-            rows.setdefault(name, [name, " / ".join(f"{m:.1f}" for m in means), str(seeds)])
-    return table(["algorithm", "average / STD / worst 30 %", "seeds"], list(rows.values()))
+            rows.setdefault(name, [name, *means, str(seeds)])
+    head = ["algorithm", "average / STD / worst 30 %, last five evaluations", "after the last round", "seeds"]
+    return table(head, list(rows.values()))
 
 
 def moved(study: str, first: str, *others: str) -> str:
-    """How far other panels' runs end from the first's under the same seed, and how far seeds lie apart."""
+    """How far other panels' runs end from the first's under the same seed, and how far seeds lie apart.
+
+    The control is bf16 once more: the longer runs of the convergence study, at the same round and seed.
+    """
     kept = {number: panel(study, number) for number in (first, *others)}
     names = [str(kept[number].panel.changes["precision"]) for number in others]
     head = ["algorithm"]
     for name in ("average", "worst 30 %"):
-        head += [f"{name}, float32", *(f"{other} moved it" for other in names), "seeds"]
+        head += [f"{name}, float32", *(f"{other} moved it" for other in names), "bf16 twice", "seeds"]
+    longer, rounds = panel("convergence", "1").record, kept[others[-1]].panel.changes["rounds"]
+    assert longer is not None
     finals: dict[str, dict[str, dict[int, dict[str, float]]]] = {}
     for number, shown in kept.items():
         assert shown.record is not None
@@ -152,35 +208,39 @@ def moved(study: str, first: str, *others: str) -> str:
             for number in others:
                 apart = [abs(final[key] - start[seed]) for seed, final in by_panel[number].items()]
                 cells.append(f"{mean(apart):.1f}")
+            again = [
+                abs(by_panel[others[-1]][line["seed"]][key] - line[key])
+                for line in longer.history
+                if line["algorithm"] == label and line["round"] == rounds
+            ]
+            cells.append(f"{mean(again):.1f}")
             cells.append(f"± {pstdev(start.values()):.1f}")
         rows.append([display_name(label), *cells])
     return table(head, rows)
 
 
 def paired(study: str, number: str, *others: str) -> str:
-    """AdaFedAdam minus each other algorithm (or those named), with 95 % intervals."""
+    """AdaFedAdam minus each other algorithm (or those named), with 95 % intervals that hold together."""
     record = panel(study, number).record
     assert record is not None
-    one, found = against_others(record)
-    rows = [
-        [display_name(k), *(f"{i.difference:+.1f} [{i.low:+.1f}, {i.high:+.1f}]" for i in found[k].values())]
-        for k in others or found
-    ]
+    one, found = against_others(paired_runs(record), others)
+    rows = [[display_name(k), *map(interval_text, row.values())] for k, row in found.items()]
     return table([f"{display_name(one)} minus", *(m.name for m in BESIDE.values())], rows)
 
 
+def interval_text(interval: Interval) -> str:
+    return f"{interval.difference:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]"
+
+
 def targets(study: str, number: str) -> str:
-    """Rounds until the average reaches a target."""
+    """Rounds, sample gradients and bytes until the average reaches a target, over seeds."""
     record = panel(study, number).record
     assert record is not None
-    found = rounds_to(record)
-    goals = list(next(iter(found.values())))
-    rows = [[display_name(k), *("–" if v[x] is None else str(v[x]) for x in goals)] for k, v in found.items()]
-    return table(["rounds to an average of", *(f"{x} %" for x in goals)], rows)
+    return "\n".join(table(*each) for each in target_tables(record))
 
 
 def readings() -> str:
-    """How far each reading of Synthetic lies from the paper, nearest first."""
+    """How far each reading of Synthetic lies from the paper, nearest first; last without the worst 30 %."""
     rows = []
     for number, each in enumerate(STUDIES["readings"].panels):
         record = panel("readings", str(number)).record
@@ -191,9 +251,34 @@ def readings() -> str:
             cells = beside_paper(record.results["summary"], each.published, statistics)
             away.append(distance(cells))
             places.append(sum(cell.in_order for row in cells.values() for cell in row.values()))
-        texts = [f"{a:.1f} ({p} of 15)" for a, p in zip(away, places, strict=True)]
+        ten = {label: {k: cell for k, cell in row.items() if k != "worst30"} for label, row in cells.items()}
+        texts = [f"{a:.1f} ({p} of 15)" for a, p in zip(away, places, strict=True)] + [f"{distance(ten):.1f}"]
         rows.append((min(away), [each.title, *texts]))
-    return table(["data", *STATISTICS], [row for _, row in sorted(rows)])
+    return table(["data", *STATISTICS, "average and STD of these"], [row for _, row in sorted(rows)])
+
+
+def rival() -> str:
+    """AdaFedAdam minus FedNova on each reading of Synthetic: over the rounds, and at the end."""
+    rows = []
+    for number, each in enumerate(STUDIES["readings"].panels):
+        record = panel("readings", str(number)).record
+        assert record is not None
+        curves: list[dict[int, float]] = []
+        for label in ("adafedadam", "fednova"):
+            lines = [line for line in record.history if line["algorithm"] == label and line["round"]]
+            by_round = {
+                t: mean(x["avg"] for x in lines if x["round"] == t) for t in {x["round"] for x in lines}
+            }
+            curves.append(by_round)
+        apart = {t: curves[0][t] - curves[1][t] for t in sorted(curves[0])}
+        step = min(apart)
+        behind = step * sum(value < 0 for value in apart.values())
+        known = paired_runs(record)
+        ends = [known.difference(key, "adafedadam", "fednova", 1) for key in ("avg", "worst30")]
+        texts = ["–" if end is None else interval_text(end) for end in ends]
+        rows.append([each.title, f"{behind:,}", f"{mean(apart.values()):+.1f}", *texts])
+    head = ["data", "rounds that FedNova leads", "average, mean over rounds", "average, at the end"]
+    return table([*head, "worst 30 %, at the end"], rows)
 
 
 def tuned(number: str) -> str:
@@ -276,10 +361,51 @@ def sentiment() -> str:
     return table(["algorithm", *head, "paper, 697 users, 1000 rounds"], rows)
 
 
+def coverage() -> str:
+    """How often simulated intervals hold the truth: the lowest and the highest share, by seeds."""
+    content = json.loads((ROOT / "benchmarks" / "results" / "coverage.json").read_text())
+    rows = []
+    for seeds in dict.fromkeys(row["seeds"] for row in content["rows"]):
+        for apart in dict.fromkeys(row["apart"] for row in content["rows"]):
+            mine = [row for row in content["rows"] if (row["seeds"], row["apart"]) == (seeds, apart)]
+            texts = []
+            for how in ("covered", "bootstrap"):
+                for key in BESIDE:
+                    shares = [row[how][key] for row in mine]
+                    texts.append(f"{min(shares):.0f} to {max(shares):.0f}")
+            rows.append([f"{seeds} seeds that differ by {apart:g}", *texts])
+    names = [m.name for m in BESIDE.values()]
+    return table(["% of intervals that hold", *names, *(f"bootstrap, {name}" for name in names)], rows)
+
+
 def verdicts() -> str:
     """The theory's claims, and what was found."""
     content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
     return table(["claim", "verdict"], [[c["claim"], c["verdict"]] for c in content["checks"]])
+
+
+def guarantee() -> str:
+    """Theorem 2 step by step: its bound, the telescoped sum before it, and the assumption of its proof."""
+    content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
+    (check,) = [c for c in content["checks"] if c["name"] == "theorem2_guarantee"]
+    rows = []
+    for clients in ("alike", "heterogeneous"):
+        for name, several in (("one", False), ("several", True)):
+            mine = [r for r in check["rows"] if r["clients"] == clients and (r["local_steps"] > 1) == several]
+            held = [r for r in mine if r["held"]]
+            shares = [
+                100 * r["R_at_least_C_share"] for r in mine if r["rounds"] == max(x["rounds"] for x in mine)
+            ]
+            rows.append(
+                [
+                    f"{clients}, {name}",
+                    f"{len(held)} of {len(mine)}",
+                    f"{sum(r['held_telescoped'] for r in held)} of {len(held)}",
+                    f"{min(shares):.0f} to {max(shares):.0f} %",
+                ]
+            )
+    head = ["clients, local steps", "bound with T held", "of these, the telescoped sum"]
+    return table([*head, "rounds with R_t ≥ C_t, longest runs"], rows)
 
 
 def made() -> str:
@@ -319,17 +445,21 @@ TABLES: dict[str, Callable[..., str]] = {
         overview,
         summary,
         beside,
+        impossible,
         late,
         moved,
         paired,
         targets,
         readings,
+        rival,
         tuned,
         lag,
         speed,
         throughput,
         sentiment,
+        coverage,
         verdicts,
+        guarantee,
         made,
         remaining,
     )

@@ -22,7 +22,7 @@ import tables  # noqa: E402
 
 def test_the_tables_written_from_results_are_up_to_date() -> None:
     """`python docs/tables.py` would change nothing: no number in them is typed."""
-    for page, least in zip(tables.PAGES, (2, 30, 1), strict=True):
+    for page, least in zip(tables.PAGES, (2, 30, 1, 1), strict=True):
         text = page.read_text()
         assert len(tables.MARKED.findall(text)) >= least
         assert tables.rendered(text) == text, f"run python docs/tables.py: {page.name} is stale"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairwind.metrics import METRICS, fairness, over_seeds
+from fairwind.metrics import METRICS, completed, fairness, over_seeds
 
 accuracies = st.lists(st.floats(0, 100), min_size=1, max_size=40)
 
@@ -21,6 +21,7 @@ def test_by_hand() -> None:
     assert found["avg_weighted"] == 76
     spread = (1 * 76**2 + 2 * 26**2 + 1 * 24**2 + 4 * 24**2 + 2 * 4**2) / 10
     assert found["std_weighted"] == pytest.approx(math.sqrt(spread))
+    assert found["worst30_weighted"] == pytest.approx((1 * 0 + 2 * 50) / 3)  # the same two, by size
     assert found["rsd_error"] == pytest.approx(found["std"] / 34)
     assert found["loss_avg"] == pytest.approx(1.4)
     assert found["loss_worst30"] == 3
@@ -30,6 +31,20 @@ def test_by_hand() -> None:
 def test_thirty_percent_is_rounded_up(clients: int, tail: int) -> None:
     values = np.arange(clients, dtype=float)
     assert fairness(values, values, np.ones(clients))["worst30"] == pytest.approx(np.arange(tail).mean())
+
+
+def test_equal_clients_at_the_edge_of_the_worst_30_percent_count_alike() -> None:
+    """Four clients, two of them the worst: one of 10 %, and half of each of the two of 20 %."""
+    found = fairness([20, 10, 20, 90], [0] * 4, [1, 2, 3, 4])
+    assert found["worst30_weighted"] == pytest.approx((2 * 10 + 0.5 * 1 * 20 + 0.5 * 3 * 20) / (2 + 2))
+
+
+def test_stored_runs_get_the_metrics_that_their_files_lack() -> None:
+    score, size = [0, 50, 100, 100, 80], [1, 2, 1, 4, 2]
+    new = fairness(score, [0] * 5, size)
+    old = {name: value for name, value in new.items() if name != "worst30_weighted"}
+    assert completed(old, score, size, "accuracy") == new
+    assert completed({**new, "worst30_weighted": 1.0}, score, size, "accuracy")["worst30_weighted"] == 1.0
 
 
 @given(accuracies)

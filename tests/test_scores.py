@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fairwind import scores
-from fairwind.metrics import fairness, paired_differences
+from fairwind.intervals import paired_differences
+from fairwind.metrics import fairness
 
 LENGTHS = torch.tensor([7, 0, 12, 1, 30])
 

@@ -332,13 +332,33 @@ def test_the_study_can_be_written_as_json_and_has_every_check(smoke: list[theory
         "bias_unequal_curvature",
         "equation6_direction",
         "minimax_limit",
+        "alpha_fair_gradients_shrink",
     ]
     for check in smoke:
         assert set(check) == {"name", "claim", "setting", "rows", "verdict", "explanation"}
-        assert check["verdict"] in ("holds", "holds in part", "does not hold")
+        assert check["verdict"] in ("holds", "holds in part", "does not hold", "premise impossible")
         assert check["rows"]
         assert all(set(row) == set(check["rows"][0]) for row in check["rows"])
         assert "nan" not in check["explanation"]
+
+
+def test_a_premise_that_never_occurs_is_not_held_against_its_bound(smoke: list[theory.Check]) -> None:
+    check = named(smoke, "theorem1_best_case")
+    assert all(r["bound_held_share"] == 1 for r in check["rows"] if r["noise"] == "none")
+    assert check["verdict"] == "premise impossible"
+
+
+def test_alpha_fair_gradients_shrink(smoke: list[theory.Check]) -> None:
+    """α = 0 with one local step is gradient descent in both; where losses vanish, so does F^α."""
+    rows = named(smoke, "alpha_fair_gradients_shrink")["rows"]
+    found = {(r["optima"], r["method"], r["alpha"]): r for r in rows}
+    for optima in ("common", "different"):
+        first, second = (found[optima, method, 0.0]["rounds"] for method in ("gradient descent", "q-FedAvg"))
+        assert first == second
+    common = [found["common", "gradient descent", alpha] for alpha in (0.0, 1.0, 2.0)]
+    assert common[0]["factor_left"] == 1
+    assert common[1]["factor_left"] < 0.05
+    assert common[1]["rounds"] is None or common[1]["rounds"] > 3 * common[0]["rounds"]
 
 
 def test_the_study_repeats_itself(smoke: list[theory.Check]) -> None:

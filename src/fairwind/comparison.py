@@ -15,7 +15,8 @@ from torch import Tensor
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, needs_extra, python_numbers, unknown
 from fairwind.files import CLIENTS, MODELS, RESULTS, read_json
-from fairwind.metrics import METRICS, OF_GROUPS, Floats, Interval, paired_differences
+from fairwind.intervals import Interval, paired_differences
+from fairwind.metrics import METRICS, OF_GROUPS, Floats
 from fairwind.seals import check_whole, read_history
 
 if TYPE_CHECKING:
@@ -127,12 +128,14 @@ class Comparison:
     def difference(self, one: str, other: str) -> Mapping[str, Interval]:
         """Average, STD and worst 30 % of one algorithm minus those of another.
 
-        With 95 % confidence intervals, paired by client and seed.
+        With 95 % confidence intervals, paired by client and seed, as on the page: those of one algorithm
+        with each other one hold together. With one seed they are of these models, over clients alone.
         """
         a, b = (self._scores_of(label) for label in (one, other))
         if a.shape != b.shape:
             raise InputError(f"{one} and {other} were not trained under the same seeds")
-        return paired_differences(a, b, kind=self.results["scores"][0]["kind"])
+        comparisons = max(1, len(self.results["summary"]) - 1)
+        return paired_differences(a, b, kind=self.results["scores"][0]["kind"], comparisons=comparisons)
 
     def report(self) -> Path:
         """Writes the report page and figures into the directory; returns the page's path."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,7 @@ METRICS = (
     "worst",
     "avg_weighted",
     "std_weighted",
+    "worst30_weighted",
     "std_beyond_noise",
     "rsd_error",
     "jain",
@@ -58,6 +59,7 @@ def _fairness(a: Floats, n: Floats, f: Floats, kind: Kind) -> dict[str, float]:
         "worst": _signed(sign, float((sign * a).min())),
         "avg_weighted": weighted,
         "std_weighted": math.sqrt(float(np.average((a - weighted) ** 2, weights=n))),
+        "worst30_weighted": _signed(sign, worst_mean(sign * a, n)),
         "loss_avg": float(f.mean()),
         "loss_worst30": 0.0 - worst_mean(-f),
     }
@@ -114,52 +116,6 @@ def _signed(sign: int, value: float) -> float:
     return 0.0 + sign * value  # without a negative zero
 
 
-class Interval(NamedTuple):
-    """A difference, and the 95 % confidence interval around it."""
-
-    difference: float  #: The first less the second.
-    low: float  #: Lower end of the interval.
-    high: float  #: Upper end.
-
-
-def paired_differences(
-    a: ArrayLike, b: ArrayLike, *, kind: Kind = "accuracy", draws: int = 2000
-) -> dict[str, Interval]:
-    """How far average, STD and worst 30 % of scores `a` (seeds, K) lie above those of `b`.
-
-    The interval is a bootstrap over seeds and clients: both models use the same resampled ones, so what makes
-    a client hard for both cancels out. Clients without a score are left out.
-    """
-    x, y = (np.asarray(v, dtype=np.float64) for v in (a, b))
-    sign = -1 if kind == "lower" else 1
-    tested = np.isfinite(x).all(axis=0) & np.isfinite(y).all(axis=0)
-    x, y = x[:, tested], y[:, tested]
-    seeds, clients = x.shape
-    draw = np.random.default_rng(0)
-    found: dict[str, list[Floats]] = {"avg": [], "std": [], "worst30": []}
-    for _ in range(draws):
-        s, k = draw.integers(seeds, size=seeds), draw.integers(clients, size=clients)
-        for values, (one, other) in zip(
-            found.values(),
-            zip(_spread(x[s][:, k], sign), _spread(y[s][:, k], sign), strict=True),
-            strict=True,
-        ):
-            values.append(one - other)
-    centre = [float(one - other) for one, other in zip(_spread(x, sign), _spread(y, sign), strict=True)]
-    ends = [np.percentile(values, (2.5, 97.5)) for values in found.values()]
-    return {
-        name: Interval(c, float(low), float(high))
-        for name, c, (low, high) in zip(found, centre, ends, strict=True)
-    }
-
-
-def _spread(a: Floats, sign: int) -> tuple[Floats, Floats, Floats]:
-    """Average, STD and worst 30 % over the clients, the last axis, each as a mean over seeds."""
-    k = math.ceil(0.3 * a.shape[1] - 1e-9)
-    worst = sign * np.partition(sign * a, k - 1, axis=1)[:, :k] if k < a.shape[1] else a
-    return a.mean(), a.std(axis=1).mean(), worst.mean()
-
-
 def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
     """Mean and (population) standard deviation over seeds; null if any value is."""
     present = [v for v in values if v is not None]
@@ -173,12 +129,31 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {k: v if math.isfinite(v) else None for k, v in values.items()}
 
 
-def worst_mean(values: Floats) -> float:
-    """Mean of the lowest 30 %, at least one value; NaN if any value is."""
+def worst_mean(values: Floats, weights: Floats | None = None) -> float:
+    """Mean of the lowest 30 %, at least one value; NaN if any value is.
+
+    With weights it is the weighted mean of the same values. Of equal values at the edge each counts in part,
+    so that their order does not matter.
+    """
     if np.isnan(values).any():
         return math.nan
     k = math.ceil(0.3 * len(values) - 1e-9)
-    return float(np.sort(values)[:k].mean())
+    if weights is None:
+        return float(np.sort(values)[:k].mean())
+    edge = np.partition(values, k - 1)[k - 1]
+    below, at = values < edge, values == edge
+    share = np.where(below, 1.0, np.where(at, (k - below.sum()) / at.sum(), 0.0))
+    kept = share > 0
+    return float(np.average(values[kept], weights=(share * weights)[kept]))
+
+
+def completed(final: Mapping[str, Any], score: ArrayLike, size: ArrayLike, kind: Kind) -> dict[str, Any]:
+    """A stored run's metrics with those that its file is too old to have, from its clients' scores."""
+    n = np.asarray(size, dtype=np.float64)
+    if "worst30_weighted" in final or not (n > 0).any():
+        return dict(final)
+    found = finite(fairness(score, np.zeros(len(n)), n, kind))
+    return {**final, "worst30_weighted": found["worst30_weighted"]}
 
 
 def _jain(a: Floats) -> float:

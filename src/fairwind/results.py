@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairwind.cost import round_cost
 from fairwind.data.federation import Federation
 from fairwind.engine.evaluate import split
 from fairwind.engine.simulation import Simulation
@@ -21,10 +22,13 @@ Evaluated = Callable[[list[dict[str, Any]]], object]
 def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
     """The content of results.json."""
     last = simulation.history[-len(simulation.views) :]
+    given = simulation.federation.train, simulation.settings, simulation.x.shape[1]
+    costs = [round_cost(run.algorithm, *given) for run in simulation.runs]
     rows: list[dict[str, Any]] = []
     for view, line in zip(simulation.views, last, strict=True):
         final = {k: v for k, v in line.items() if k in (*METRICS, *OF_GROUPS)}
         row = {"algorithm": view.label, "seed": view.seed, "rounds": simulation.round, "final": final}
+        row["cost"] = costs[view.run].times(simulation.round)
         row |= {k: line[k] for k in ("groups", "worst_group", "scores") if k in line}
         if view.model != "global":
             row["model"] = view.model

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from fairwind.metrics import Interval
-from fairwind.report.paired import DRAWS, Paired, best_label
+from fairwind.intervals import Interval
+from fairwind.report.paired import Paired, best_labels
 from fairwind.report.record import Record
 from fairwind.report.table import Judged, Measure, display_name, measures
 
@@ -22,7 +22,7 @@ def finding(record: Record, paired: Paired) -> str:
         return chance
     known = {measure.key: measure for measure in measures(record.results)}
     worst, average = known["worst30"], known["avg"]
-    first, top = best_label(record, worst), best_label(record, average)
+    first, top = (next(iter(best_labels(record, measure)), None) for measure in (worst, average))
     if first is None or top is None:
         return f"No run ended with a defined {score.name}."
     if len(record.labels) == 1:
@@ -79,6 +79,11 @@ def _average(record: Record, paired: Paired, measure: Measure, top: str, said: s
     if next_best is None:
         return f"The average over all clients is {score.text(reached)}."
     rivals = paired.rivals(measure, top)
+    if len(tied := best_labels(record, measure)) > 1:
+        return (
+            f"No difference shown in the average over all clients: {_listed(tied)} share the best, "
+            f"{score.text(reached)}."
+        )
     gap = abs(reached - _mean(record, next_best, "avg"))
     between = paired.difference("avg", top, next_best)
     ahead = f"{score.gap(gap)} ahead of {display_name(next_best)}{_apart(score, between)}"
@@ -95,7 +100,7 @@ def _average(record: Record, paired: Paired, measure: Measure, top: str, said: s
 def at_chance(record: Record, paired: Paired) -> str | None:
     """What to say where no algorithm is shown to have learned anything."""
     score, known = record.judged, {measure.key: measure for measure in measures(record.results)}
-    top, floor = best_label(record, known["avg"]), floor_of(record)
+    top, floor = next(iter(best_labels(record, known["avg"])), None), floor_of(record)
     within = None if top is None else paired.level("avg", top)
     if top is None or floor is None or within is None:
         return None
@@ -133,12 +138,13 @@ def floor_of(record: Record) -> Floor | None:
 
 def how_sure(record: Record) -> str:
     """What the intervals are."""
-    what = "seeds and clients" if record.seeds > 1 else "clients"
-    alone = "" if record.seeds > 1 else " One seed says nothing of others."
-    return (
-        f"Intervals hold 95 % of {DRAWS:,} redraws of {what}, with replacement, the same ones for every "
-        f"algorithm.{alone}"
-    )
+    if record.seeds == 1:
+        return (
+            "95 % intervals are over clients, and of these models alone. One seed says nothing of others. No "
+            "algorithm is called best."
+        )
+    together = ", and hold together for all others that an algorithm is compared with"
+    return f"95 % intervals are over clients and seeds{together * (len(record.labels) > 2)}."
 
 
 def _mean(record: Record, label: str, key: str) -> float:

@@ -149,17 +149,23 @@ for (const button of all("[data-copy]")) {
   });
 }
 
-// Rounds and seconds to a target
+// Rounds and costs to a target
 
 function fillTargets() {
-  const { curves, seconds, sign } = page.targets;
+  const { curves, costs, seconds, sign } = page.targets;
   const target = find("#target-value").valueAsNumber;
+  const said = (round) => (round === Infinity ? "–" : round.toLocaleString("en"));
   let reached = 0;
   all("#targets-table tbody tr").forEach((row, i) => {
-    const found = curves[find("#target-measure").value][i].find(([, value]) => sign * value >= sign * target);
-    reached += Boolean(found);
-    row.cells[1].textContent = found ? found[0].toLocaleString("en") : "–";
-    if (row.cells[2]) row.cells[2].textContent = found ? number(found[0] * seconds, 3) : "–";
+    const rounds = curves[find("#target-measure").value][i]
+      .map((curve) => curve.find(([, value]) => sign * value >= sign * target)?.[0] ?? Infinity)
+      .sort((a, b) => a - b);
+    const [low, at, high] = [rounds[0], rounds[Math.floor(rounds.length / 2)], rounds.at(-1)];
+    reached += at < Infinity;
+    row.cells[1].textContent = said(at) + (low === high ? "" : ` (${said(low)} to ${said(high)})`);
+    [...(costs ? costs[i] : []), ...(seconds ? [seconds] : [])].forEach((each, j) => {
+      row.cells[2 + j].textContent = at < Infinity ? number(at * each, 3) : "–";
+    });
   });
   find("#target-status").textContent = `${reached} of ${page.names.length} reach it`;
 }

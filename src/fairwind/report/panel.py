@@ -8,14 +8,23 @@ import numpy as np
 
 from fairwind.data.federation import Federation
 from fairwind.report import charts, pareto
-from fairwind.report.beside import BESIDE, Cell, against_others, beside_paper, published, rounds_to
+from fairwind.report.beside import (
+    BESIDE,
+    WEIGHTED,
+    Cell,
+    against_others,
+    beside_paper,
+    published,
+    statistics_of,
+)
 from fairwind.report.finding import best_shown, finding, how_sure
 from fairwind.report.html import chart_html, escaped, measures_table, table_html
 from fairwind.report.labels import shown_largest, spread
-from fairwind.report.paired import paired
+from fairwind.report.paired import Paired, paired
 from fairwind.report.record import Record
 from fairwind.report.spread import distribution
 from fairwind.report.table import MEASURES, algorithm_of, count, display_name, seed_count
+from fairwind.report.targets import TARGETS_READ, target_tables
 from fairwind.results import summary_of
 from fairwind.study import Finished, Panel, Study, choose
 
@@ -52,6 +61,9 @@ def show(
     # A spec may be written in several ways: here it is called as the panel calls it.
     named = [(spec, run) for spec, each in chosen.items() for run in each]
     rows = [run.row | {"algorithm": spec} for spec, run in named]
+    for row, (_, run) in zip(rows, named, strict=True):
+        if "cost" not in row and (cost := run.cost) is not None:
+            row["cost"] = cost.times(row["rounds"])
     results = {
         "setup": panel.title,
         "federation": found[0].results["federation"],
@@ -113,7 +125,7 @@ def panel_section(study: Study, i: int, shown: Shown, drawn: Collection[str]) ->
     else:
         body += measures_table(record.results, MEASURES[:7], panel.title, ahead=ahead)
     if len(record.labels) > 1 and np.isfinite(record.score).any():
-        body += _paired(record)
+        body += _paired(found)
     if "targets" in study.charts:
         body += _targets(record)
     if "pareto" in study.charts:
@@ -128,7 +140,8 @@ def _beside(record: Record, table: str) -> str:
     cells = beside_paper(record.results["summary"], table)
     several = seed_count(record.results) > 1
     head = ["", *("ours", "paper", "diff.") * len(BESIDE)]
-    above = [("", 1), *((measure.name, 3) for measure in BESIDE.values())]
+    by_size = "weighted " if statistics_of(table) == WEIGHTED else ""
+    above = [("", 1), *((f"{by_size}{measure.name}", 3) for measure in BESIDE.values())]
     rows = [
         [display_name(label), *(text for key in BESIDE for text in _cell(row[key], several))]
         for label, row in cells.items()
@@ -140,6 +153,10 @@ def _beside(record: Record, table: str) -> str:
         "differences in units of the pooled standard deviation σ, or in points where we have one seed. "
         "† marks an algorithm without its published place among the others in that measure."
     )
+    if by_size:
+        words += (
+            " Clients are weighted by size here: some published rows of this table cannot count each once."
+        )
     return f"<p>{escaped(words)}</p>{table_html(head, rows, above)}"
 
 
@@ -155,8 +172,8 @@ def _cell(cell: Cell, several: bool) -> tuple[str, str, str]:
     return ours, theirs, apart
 
 
-def _paired(record: Record) -> str:
-    one, found = against_others(record)
+def _paired(known: Paired) -> str:
+    one, found = against_others(known)
     if not found:
         return ""
     head = [f"{display_name(one)} minus", *(m.name for m in BESIDE.values())]
@@ -164,21 +181,17 @@ def _paired(record: Record) -> str:
         [display_name(other), *(f"{i.difference:+.2f} [{i.low:+.2f}, {i.high:+.2f}]" for i in row.values())]
         for other, row in found.items()
     ]
-    words = "Differences with 95 % confidence intervals, paired over clients and seeds"
+    words = "Differences with 95 % confidence intervals, paired over clients and seeds, that hold together"
     return f"<details open><summary>{escaped(words)}</summary>{table_html(head, rows)}</details>"
 
 
 def _targets(record: Record) -> str:
-    found = rounds_to(record)
-    targets = list(next(iter(found.values()), {}))
-    if not targets:
+    found = target_tables(record)
+    if not found:
         return ""
-    head = ["rounds until the average reaches", *(f"{x} %" for x in targets)]
-    rows = [
-        [display_name(label), *("–" if row[x] is None else str(row[x]) for x in targets)]
-        for label, row in found.items()
-    ]
-    return f"<details open><summary>Rounds to target</summary>{table_html(head, rows)}</details>"
+    words = "Rounds, sample gradients and bytes until the average reaches a target"
+    tables = "".join(table_html(*table) for table in found)
+    return f"<details open><summary>{words}</summary><p>{escaped(TARGETS_READ)}</p>{tables}</details>"
 
 
 def _trade(record: Record) -> str:

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from fairwind.files import CLIENTS, RECIPE, RESULTS, read_json
+from fairwind.metrics import completed, over_seeds
 from fairwind.report.table import Judged, judged, seed_count
+from fairwind.scores import Kind
 from fairwind.seals import read_history
 
 MAX_ROUNDS = 60  # of the clients' own curves
@@ -71,7 +73,7 @@ def read_record(directory: Path) -> Record:
     known = metadata.get("names")
     numbered = [str(k) for k in range(len(train))]  # as in records that lack names
     return Record(
-        results=results,
+        results=_completed(results, score, test),
         history=read_history(directory, results),
         score=score,
         train_size=train,
@@ -83,6 +85,24 @@ def read_record(directory: Path) -> Record:
         curves=curves,
         recipe=_recipe(directory),
     )
+
+
+def _completed(
+    results: dict[str, Any], score: NDArray[np.float32], size: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Results with the measures that an older file lacks."""
+    if not results["summary"] or "worst30_weighted" in results["summary"][0]:
+        return results
+    kind: Kind = (results.get("scores") or [{"kind": "accuracy"}])[0]["kind"]
+    runs = [
+        run | {"final": completed(run["final"], score[r], size, kind)}
+        for r, run in enumerate(results["runs"])
+    ]
+    summary = []
+    for row in results["summary"]:
+        mine = [run["final"].get("worst30_weighted") for run in runs if run["algorithm"] == row["algorithm"]]
+        summary.append(row | {"worst30_weighted": over_seeds(mine)})
+    return {**results, "runs": runs, "summary": summary}
 
 
 def read_curves(file: Any, rounds: list[int]) -> tuple[tuple[int, ...], NDArray[np.float32] | None]:

@@ -14,7 +14,7 @@ from fairwind.report.beside import (
     by_algorithm,
     distance,
     published,
-    rounds_to,
+    statistics_of,
 )
 from fairwind.report.finding import best_shown
 from fairwind.report.html import escaped, frame, plain_spec, table_html, write_figure
@@ -22,7 +22,8 @@ from fairwind.report.legend import legend_html, shared
 from fairwind.report.paired import paired
 from fairwind.report.panel import FindData, Shown, panel_charts, panel_section, show
 from fairwind.report.plane import plane, plane_section, planes
-from fairwind.report.table import display_name, notes, seed_count
+from fairwind.report.table import MEASURES, display_name, notes, seed_count
+from fairwind.report.targets import cost_of, rounds_to
 from fairwind.report.theme import theme
 from fairwind.study import Finished, Study
 
@@ -94,16 +95,21 @@ def content(study: Study, shown: list[Shown]) -> dict[str, Any]:
             "missing": each.missing,
         }
         if record is not None:
-            _, paired = against_others(record) if record.score.shape[1] else ("", {})
+            _, differences = against_others(paired(record))
             entry |= {
                 "federation": record.results["federation"],
                 "summary": record.results["summary"],
-                "against_others": {k: {m: i._asdict() for m, i in v.items()} for k, v in paired.items()},
-                "rounds_to_average": rounds_to(record),
+                "against_others": {k: {m: i._asdict() for m, i in v.items()} for k, v in differences.items()},
+                "rounds_to_average": {
+                    label: {target: reached.rounds for target, reached in row.items()}
+                    for label, row in rounds_to(record).items()
+                },
+                "cost_of_a_round": {label: cost_of(record, label) for label in record.labels},
                 "comparisons": _comparisons(each),
             }
         if record is not None and panel.published:
             cells = beside_paper(record.results["summary"], panel.published)
+            entry["statistics"] = statistics_of(panel.published)
             entry["paper"] = {
                 label: {key: cell._asdict() | {"pooled": cell.pooled} for key, cell in row.items()}
                 for label, row in cells.items()
@@ -136,15 +142,18 @@ def known_tables(shown: list[Shown]) -> list[latex.Table]:
         ahead = best_shown(each.record, paired(each.record))
         several = seed_count(each.record.results) > 1
         theirs = published()["tables"][table]["rows"] if table else {}
+        chosen = STATISTICS[statistics_of(table) if table else "plain"]
+        shown_measures = [m for m in MEASURES if m.key in chosen.values()]
         rows = []
         for row in summary:
-            ours = [(row[key]["mean"], row[key]["std"] if several else None) for key in BESIDE]
+            own = [row.get(m.key) or {"mean": None, "std": None} for m in shown_measures]
+            ours = [(each["mean"], each["std"] if several else None) for each in own]
             paper = (
                 [tuple(theirs[row["algorithm"]][key]) for key in BESIDE] if row["algorithm"] in theirs else []
             )
-            best = [ahead.get(m.key) == row["algorithm"] for m in BESIDE.values()]
+            best = [ahead.get(m.key) == row["algorithm"] for m in shown_measures]
             rows.append(latex.Row(display_name(row["algorithm"]), ours, paper, best))
-        tables.append(latex.Table(each.panel.title, [m.name for m in BESIDE.values()], rows))
+        tables.append(latex.Table(each.panel.title, [m.name for m in shown_measures], rows))
     return tables
 
 

@@ -79,6 +79,13 @@ MEASURES = (
     Measure("worst", "worst", 2, "highest", "accuracy of the worst-off client"),
     Measure("avg_weighted", "weighted average", 2, "highest", "mean accuracy, clients weighted by size"),
     Measure("std_weighted", "weighted STD", 2, "lowest", "its standard deviation, clients weighted by size"),
+    Measure(
+        "worst30_weighted",
+        "weighted worst 30 %",
+        2,
+        "highest",
+        "mean accuracy of the worst-off 30 % of clients, weighted by size",
+    ),
     Measure("std_beyond_noise", "STD beyond noise", 2, "lowest", "STD that small test sets do not explain"),
     Measure("rsd_error", "RSD of error", 3, "lowest", "STD of the clients’ error over its mean"),
     Measure("jain", "Jain’s index", 3, "highest", "1 when all clients have the same accuracy"),
@@ -102,7 +109,7 @@ SCORES = {
     "iou": "IoU",
     "multilabel_accuracy": "multi-label accuracy",
 }
-OF_SCORES = ("avg", "worst30", "best30", "worst", "avg_weighted", "worst_group_avg")
+OF_SCORES = ("avg", "worst30", "best30", "worst", "avg_weighted", "worst30_weighted", "worst_group_avg")
 
 
 def measures(results: Results) -> tuple[Measure, ...]:

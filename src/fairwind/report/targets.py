@@ -1,27 +1,133 @@
-"""Rounds and seconds to a target: a table for one, and what the page needs for others."""
+"""Rounds to a target, over seeds, and what they cost: tables, and what the page needs for other targets."""
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+from fairwind.cost import per_round
 from fairwind.report.charts import curve_of
 from fairwind.report.html import escaped, scroll
 from fairwind.report.record import Record
 from fairwind.report.table import display_name
 
 MEASURES = {"avg": "average", "worst30": "worst 30 %"}
+TARGETS_READ = (
+    "The first evaluated round at which a seed is at the target: the median over seeds and, in brackets, the "
+    "first and the last; – where it is not reached. Gradients and bytes are those of all clients."
+)
+
+
+class Reached(NamedTuple):
+    """The first evaluated round of each seed that is at a target; None where none is."""
+
+    rounds: tuple[int | None, ...]
+
+    @property
+    def median(self) -> int | None:
+        """By which half of the seeds are there, of two the later one."""
+        return sorted(self.rounds, key=_late)[len(self.rounds) // 2]
+
+    def text(self, of: Callable[[int], str] = "{:,}".format) -> str:
+        """The median, with first and last seed where they differ; `of` a round is what is told of it."""
+        low, high = min(self.rounds, key=_late), max(self.rounds, key=_late)
+        said = ["–" if each is None else of(each) for each in (self.median, low, high)]
+        return said[0] if low == high else f"{said[0]} ({said[1]} to {said[2]})"
+
+
+def _late(round: int | None) -> float:
+    return math.inf if round is None else round
+
+
+def reached(record: Record, label: str, key: str, target: float) -> Reached:
+    """When each seed of an algorithm is at the target."""
+    sign = record.judged.sign
+    curves = seed_curves(record, label, key)
+    return Reached(tuple(next((t for t, v in curve if sign * v >= sign * target), None) for curve in curves))
+
+
+def seed_curves(record: Record, label: str, key: str) -> list[list[tuple[int, float]]]:
+    """A measure by evaluated round, for each seed, where it is defined."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for line in record.history:
+        if line["algorithm"] == label:
+            curve = found.setdefault(line["seed"], [])
+            if line.get(key) is not None:
+                curve.append((line["round"], line[key]))
+    return list(found.values())
+
+
+def cost_of(record: Record, label: str) -> dict[str, float] | None:
+    """A round's sample gradients and bytes, both ways together; None where unknown."""
+    runs = [run for run in record.results["runs"] if run["algorithm"] == label]
+    cost = per_round(runs[0]) if runs else None
+    return cost and {
+        "sample_gradients": cost.sample_gradients,
+        "bytes": cost.bytes_up + cost.bytes_down,
+    }
+
+
+def rounds_to(
+    record: Record, targets: Sequence[int] = (30, 40, 50, 60, 70, 80, 90)
+) -> dict[str, dict[int, Reached]]:
+    """By algorithm and target of the average, as far as any algorithm reaches it."""
+    found = {label: {x: reached(record, label, "avg", x) for x in targets} for label in record.labels}
+    shown = [x for x in targets if any(row[x].median is not None for row in found.values())]
+    return {label: {x: row[x] for x in shown} for label, row in found.items()}
+
+
+def target_tables(record: Record) -> list[tuple[list[str], list[list[str]]]]:
+    """Head and rows of a table of rounds, and where costs are known of gradients and of bytes."""
+    found = rounds_to(record)
+    targets = list(next(iter(found.values()), {}))
+    if not targets:
+        return []
+    costs = [cost_of(record, label) for label in found]
+    tables = [_table("rounds", found, targets, [1.0] * len(found))]
+    for key, name in (("sample_gradients", "sample gradients"), ("bytes", "bytes")):
+        each = [cost[key] for cost in costs if cost is not None]
+        if len(each) == len(found):
+            tables.append(_table(name, found, targets, each))
+    return tables
+
+
+def _table(
+    name: str, found: dict[str, dict[int, Reached]], targets: list[int], each: list[float]
+) -> tuple[list[str], list[list[str]]]:
+    """Of something of which a round has so much, in a unit that leaves few digits."""
+    last = [
+        (row[x].median or 0) * value for row, value in zip(found.values(), each, strict=True) for x in row
+    ]
+    power = 0 if name == "rounds" else min(12, 3 * int(math.log10(max(1.0, *last)) // 3))
+    unit = {0: "", 3: "thousand ", 6: "million ", 9: "billion ", 12: "trillion "}[power]
+
+    def told(value: float) -> Callable[[int], str]:
+        return lambda t: _digits(t * value / 10**power)
+
+    rows = [
+        [display_name(label), *(row[x].text(told(value)) for x in targets)]
+        for (label, row), value in zip(found.items(), each, strict=True)
+    ]
+    return [f"{unit}{name} to an average of", *(f"{x} %" for x in targets)], rows
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def targets_data(record: Record) -> dict[str, Any] | None:
-    """The mean curves over seeds; None where nothing was evaluated after training began."""
-    found = {
-        key: [
-            [[row["round"], row["mean"]] for row in curve_of(record, label, key)] for label in record.labels
-        ]
-        for key in MEASURES
-    }
-    if not any(curve and curve[-1][0] for curve in found["avg"]):
+    """The curves of every seed, and costs of a round; None where nothing was evaluated after training."""
+    found = {key: [seed_curves(record, label, key) for label in record.labels] for key in MEASURES}
+    if not any(curve and curve[-1][0] for seeds in found["avg"] for curve in seeds):
         return None
-    return {"curves": found, "seconds": seconds_per_round(record), "sign": record.judged.sign}
+    costs = [cost_of(record, label) for label in record.labels]
+    return {
+        "curves": found,
+        "seconds": seconds_per_round(record),
+        "costs": [[cost["sample_gradients"], cost["bytes"]] for cost in costs if cost]
+        if all(costs)
+        else None,
+        "sign": record.judged.sign,
+    }
 
 
 def seconds_per_round(record: Record) -> float | None:
@@ -36,8 +142,8 @@ def default_target(record: Record) -> float:
         return float(given)
     sign = record.judged.sign
     averages = [[row["mean"] for row in curve_of(record, label, "avg")] for label in record.labels]
-    reached = sorted(sign * max(sign * value for value in curve) for curve in averages if curve)
-    middle = reached[(len(reached) - (sign > 0)) // 2] if reached else 0.0
+    best = sorted(sign * max(sign * value for value in curve) for curve in averages if curve)
+    middle = best[(len(best) - (sign > 0)) // 2] if best else 0.0
     if record.judged.kind == "accuracy":
         return float(5 * math.floor(middle / 5))
     if not middle:
@@ -52,16 +158,19 @@ def targets_section(record: Record) -> str:
     data, target = targets_data(record), default_target(record)
     if data is None:
         return ""
-    seconds, sign = data["seconds"], record.judged.sign
+    seconds, costs = data["seconds"], data["costs"]
     rows = ""
-    for label, curve in zip(record.labels, data["curves"]["avg"], strict=True):
-        at = next((t for t, value in curve if sign * value >= sign * target), None)
-        cells = ["–" if at is None else f"{at:,}"]
+    for i, label in enumerate(record.labels):
+        found = reached(record, label, "avg", target)
+        at = found.median
+        cells = [found.text()]
+        cells += ["–" if at is None else f"{at * each:.3g}" for each in (costs[i] if costs else ())]
         if seconds:
             cells.append("–" if at is None else f"{at * seconds:.3g}")
         rows += f'<tr><th scope="row">{escaped(display_name(label))}</th>'
         rows += "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-    head = '<th scope="col">rounds</th>' + ('<th scope="col">seconds</th>' if seconds else "")
+    names = ["rounds", *(["sample gradients", "bytes"] if costs else []), *(["seconds"] if seconds else [])]
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
     runs = len(record.results["runs"])
     timed = (
         f" All {runs} runs trained at once: seconds are rounds times the {seconds:.3g} s that a round of all "
@@ -72,18 +181,20 @@ def targets_section(record: Record) -> str:
         else ""
     )
     words = (
-        "The first evaluated round at which the mean over seeds is at the target"
+        "The first evaluated round at which a seed is at the target: the median over seeds and, in brackets, "
+        "the first and the last."
         if record.seeds > 1
-        else "The first evaluated round at which the run is at the target"
+        else "The first evaluated round at which the run is at the target."
     )
+    words += " Gradients and bytes are those of all clients." * (costs is not None) + timed
     options = "".join(f'<option value="{key}">{escaped(name)}</option>' for key, name in MEASURES.items())
     table = scroll(
         f"<thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody>",
-        "Rounds and seconds to the target",
+        "Rounds and costs to the target",
         'id="targets-table" class="narrow"',
     )
     return (
-        f"<section><h2>Rounds and seconds to a target</h2><p>{escaped(words + '.' + timed)}</p>"
+        f"<section><h2>Rounds and costs to a target</h2><p>{escaped(words)}</p>"
         '<div class="controls">'
         f'<label>Measure <select id="target-measure">{options}</select></label>'
         f'<label>Target <input id="target-value" type="number" step="any" value="{target:g}"> '

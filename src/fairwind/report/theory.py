@@ -71,6 +71,9 @@ LINES = {
     "minimax_limit": Lines(
         ("alpha", "α"), ("distance_to_minimax", "distance to the minimax solution"), (), log_x=False
     ),
+    "alpha_fair_gradients_shrink": Lines(
+        ("alpha", "α"), ("rounds", "rounds to the α-fair solution"), ("method", "optima"), log_x=False
+    ),
 }
 WORDS = {"local_steps": "local steps", "first_losses": "first losses"}
 

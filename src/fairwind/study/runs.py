@@ -4,17 +4,24 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fairwind import algorithms, setups
+from fairwind.cost import Cost, per_round, round_cost
+from fairwind.data.source import Source
+from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
-from fairwind.errors import first_line
+from fairwind.errors import InputError, first_line
 from fairwind.files import CLIENTS, HISTORY, PACKED, RESULTS, read_json
+from fairwind.metrics import completed
+from fairwind.scores import Kind
 from fairwind.seals import damaged, lost_results, read_history
 from fairwind.spec import arguments, parameters
 
@@ -72,6 +79,22 @@ class Finished(NamedTuple):
         return found
 
     @property
+    def cost(self) -> Cost | None:
+        """Of a round, from its settings if its file does not say; None where that cannot be known."""
+        if "cost" in self.row:
+            return per_round(self.row)
+        config, parameters = self.results["config"], parameters_of(self.results["setup"])
+        if parameters is None or not self.clients:
+            return None
+        fields = {name: config.get(name) for name in ("clients_per_round", "probe_samples")}
+        given: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in config["solver"].items()
+        }
+        settings = Settings(solver=Solver(**given), participation=config["participation"], **fields)
+        train = torch.from_numpy(self.clients["train_size"]).long()
+        return round_cost(algorithms.build(self.row["algorithm"]), train, settings, parameters)
+
+    @property
     def precision(self) -> str:
         return str(self.results["config"].get("precision", "float32"))
 
@@ -109,7 +132,12 @@ def _read(folder: Path) -> Iterator[Finished]:
     results = read_json(folder / RESULTS)
     config, rows = results["config"], results["runs"]
     lines = read_history(folder, results)
+    kind: Kind = (results.get("scores") or [{"kind": "accuracy"}])[0]["kind"]  # the older files' only one
     accuracy, clients = _clients(folder) if CLIENTS in results["files"] else (None, {})
+    finals = [
+        row["final"] if accuracy is None else completed(row["final"], accuracy[r], clients["test_size"], kind)
+        for r, row in enumerate(rows)
+    ]
     given = itertools.product(config["algorithms"], config["seeds"])
     # A run may have further models, personal or averaged: studies compare the global ones.
     global_ones = [r for r, row in enumerate(rows) if "model" not in row]
@@ -118,13 +146,25 @@ def _read(folder: Path) -> Iterator[Finished]:
         named = {"algorithm": spec, "seed": seed}
         yield Finished(
             key=RunKey.of(results["setup"], spec, seed, config, results.get("own", EMPTY)),
-            row=rows[r] | named,
+            row=rows[r] | named | {"final": finals[r]},
             history=[line | named for line in lines[r :: len(rows)]],
             accuracy=None if accuracy is None else accuracy[r],
             clients=clients,
             results=results,
             folder=folder,
         )
+
+
+@cache
+def parameters_of(setup: str) -> int | None:
+    """The length of a setup's model; None where it depends on data that is read from files."""
+    try:
+        known = setups.find(setup)
+        federation: Any = None if isinstance(known.data, Source) else setups.federation(setup, setups.WHERE)
+        model = known.model(federation)
+    except (InputError, AttributeError):
+        return None
+    return sum(each.numel() for each in model.parameters() if each.requires_grad)
 
 
 def _clients(folder: Path) -> tuple[Floats, dict[str, Any]]:

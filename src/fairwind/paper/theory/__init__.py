@@ -5,7 +5,7 @@
         print(check["name"], check["verdict"])
 
 Theorem 1 is in `accumulation` and `extremes`, Theorem 2 in `guarantee`, the bias of pseudo-gradients
-(Section 4.3) in `bias`, Equation 6 and the minimax limit in `fairness`.
+(Section 4.3) in `bias`, Equation 6 and the minimax limit in `fairness`, Section 3.2 in `shrinking`.
 """
 
 from fairwind.paper.theory.accumulation import bound_of_theorem1, equal_budgets
@@ -14,6 +14,7 @@ from fairwind.paper.theory.extremes import best_case, worst_case
 from fairwind.paper.theory.fairness import fair_direction, minimax_limit
 from fairwind.paper.theory.guarantee import bound_of_theorem2
 from fairwind.paper.theory.problems import Check, Row, Scale, Verdict
+from fairwind.paper.theory.shrinking import shrinking_gradients
 
 CHECKS = (
     equal_budgets,
@@ -25,6 +26,7 @@ CHECKS = (
     unequal_curvature,
     fair_direction,
     minimax_limit,
+    shrinking_gradients,
 )
 
 

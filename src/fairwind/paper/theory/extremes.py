@@ -47,6 +47,8 @@ def best_case(scale: Scale, seed: int = 0) -> Check:
     exact = [r for r in rows if r["noise"] == "none" and r["N"] > 1]
     noisy = [r for r in rows if r["noise"] != "none" and r["N"] > 1]
     strict = [r for r in exact if r["setting"] == "conditions"]
+    quiet = [r for r in rows if r["noise"] == "none"]
+    bounded = [r for r in quiet if r["bound_held_share"] == 1]
     ever = [r for r in exact if r["best_case_share"] > 0]
     over = [r for r in exact if r["P_max"] > r["P_limit"]]
     loose = [r for r in strict if r["descent_broken_share"] > 0]
@@ -60,8 +62,11 @@ def best_case(scale: Scale, seed: int = 0) -> Check:
             "rounds": f"those that start above {ROUNDING:g} of the first gap",
         },
         rows=rows,
-        verdict=judge(len([r for r in exact if r["best_case_share"] == 1]), len(exact)),
+        # Where the premise never occurs, nothing is known against what would follow from it.
+        verdict=judge(len(bounded), len(quiet)) if ever else "premise impossible",
         explanation=(
+            f"The bound with S(N) held in {len(bounded)} of {len(quiet)} noiseless cases, but not because of"
+            " its premise, which never occurs. "
             f"R_t = N occurs in some round of {len(ever)} of {len(exact)} noiseless cases with N > 1; the"
             f" largest R_t/N is {max(r['R_max'] / r['N'] for r in exact):.3f}. The paper calls the case"
             " almost not feasible. It is impossible where f has curvature: R_t is the smallest ratio of"

@@ -17,7 +17,7 @@ from fairwind.contract import Algorithm, Report
 from fairwind.metrics import Floats
 
 Scale = Literal["smoke", "reduced", "full"]
-Verdict = Literal["holds", "holds in part", "does not hold"]
+Verdict = Literal["holds", "holds in part", "does not hold", "premise impossible"]
 Row = dict[str, Any]
 
 

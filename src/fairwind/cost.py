@@ -1,0 +1,76 @@
+"""What a round costs: gradients of samples that clients compute, and bytes that they send and receive."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import AnyAlgorithm, GradientAlgorithm, MemoryAlgorithm, PersonalAlgorithm
+from fairwind.engine.settings import Settings
+from fairwind.engine.solver import Solver
+
+BYTES = 4  # of a parameter, float32
+
+
+class Cost(NamedTuple):
+    """Of all clients together; numbers that are drawn (who trains, for how long) count by their mean."""
+
+    sample_gradients: float  #: Of local steps and of probes. A loss without its gradient is none.
+    bytes_up: float  #: From clients to the server: updates, and what else the algorithm's type sends.
+    bytes_down: float  #: To clients.
+
+    def times(self, rounds: float) -> dict[str, float]:
+        """Of so many rounds."""
+        return {name: rounds * value for name, value in self._asdict().items()}
+
+
+def round_cost(algorithm: AnyAlgorithm, train: Tensor, settings: Settings, parameters: int) -> Cost:
+    """Of one round, for clients with so many training samples (K,) and a model of so many parameters.
+
+    The few numbers that clients report beside vectors are not counted.
+    """
+    clients = len(train)
+    asked = settings.clients_per_round
+    participants = max(1, round(settings.participation * clients)) if asked is None else asked
+    trained = _trained(train, settings.solver)
+    probed = torch.zeros_like(train)
+    if algorithm.probe == "gradient":
+        probed = train if settings.probe_samples is None else train.clamp(max=settings.probe_samples)
+    up = down = 1  # vectors of the model's length: the update, the model
+    local = getattr(algorithm, "local", None)
+    down += local is not None and local.shared is not None
+    up += isinstance(algorithm, MemoryAlgorithm | GradientAlgorithm)  # changes of memories, or gradients
+    if isinstance(algorithm, GradientAlgorithm) and algorithm.corrected:
+        trained = 2 * trained  # of each batch at both models
+        down += 1  # the mean gradient
+    if isinstance(algorithm, PersonalAlgorithm):
+        trained = 2 * trained  # the personal model takes as many steps
+    vectors = BYTES * parameters * participants
+    share = participants / clients
+    return Cost(share * float((trained + probed).sum()), up * vectors, down * vectors)
+
+
+def _trained(train: Tensor, solver: Solver) -> Tensor:
+    """The samples of each client's local steps (K,)."""
+    per_epoch = -(-train // solver.batch_size)
+    low, high = solver.work
+    if isinstance(low, int) and isinstance(high, int):
+        works: list[float] = list(range(low, high + 1))
+    else:
+        works = [low + (high - low) * (i + 0.5) / 1000 for i in range(1000)] if high > low else [low]
+    found = torch.zeros(len(train), dtype=torch.float64)
+    for work in works:
+        steps = solver.local_steps(work, per_epoch)
+        epochs = steps // per_epoch.clamp(min=1)
+        rest = (steps - epochs * per_epoch) * solver.batch_size
+        found += epochs * train + torch.minimum(rest, train)
+    return found / len(works)
+
+
+def per_round(run: dict[str, Any]) -> Cost | None:
+    """Of a run in results.json; None where its file is too old to say."""
+    found = run.get("cost")
+    if not found or not run["rounds"] or any(not math.isfinite(value) for value in found.values()):
+        return None
+    return Cost(**{name: value / run["rounds"] for name, value in found.items()})
