@@ -99,16 +99,8 @@ GROUP_MEASURES = (
     ),
     Measure("group_gap", "gap", 2, "lowest", "how far the worst group’s average is from the best one’s"),
 )
-SCORES = {
-    "mae": "MAE",
-    "mse": "MSE",
-    "rmse": "RMSE",
-    "f1": "F1",
-    "auc": "AUC",
-    "r2": "R²",
-    "iou": "IoU",
-    "multilabel_accuracy": "multi-label accuracy",
-}
+SCORES = {"mae": "MAE", "mse": "MSE", "rmse": "RMSE", "f1": "F1", "auc": "AUC", "r2": "R²", "iou": "IoU"}
+SCORES |= {"multilabel_accuracy": "multi-label accuracy"}
 OF_SCORES = ("avg", "worst30", "best30", "worst", "avg_weighted", "worst30_weighted", "worst_group_avg")
 
 
