@@ -289,7 +289,7 @@ def running_text(page: Path) -> list[str]:
     """A page's lines without code, tables, pictures and the targets of links."""
     text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.S | re.M)
     lines = [line for line in text.splitlines() if not line.startswith(("|", "![", "<!--"))]
-    return [re.sub(r"\]\([^)]*\)", "]()", line) for line in lines]
+    return [re.sub(r"\]\([^)]*\)|^\[\w+\]: \S+$", "]()", line) for line in lines]
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.stem)
