@@ -401,7 +401,7 @@ def test_without_groups_nothing_is_new(tmp_path: Path) -> None:
     compared = fw.compare(task(), ALGORITHMS, out=tmp_path / "run", **OPTIONS)
     for row in compared.results["runs"]:
         assert list(row) == [
-            "algorithm", "seed", "rounds", "final", "scores", "left_out", "stalled_rounds",
+            "algorithm", "seed", "rounds", "final", "cost", "scores", "left_out", "stalled_rounds",
         ]  # fmt: skip
         assert tuple(row["final"]) == METRICS
         assert set(row["scores"]["f1"]) <= set(METRICS)

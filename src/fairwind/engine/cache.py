@@ -55,10 +55,10 @@ def write(name: str, data: bytes) -> None:
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
+def build_folder() -> Iterator[Path]:
     """A private folder to build in; what killed processes left of theirs is removed."""
     with ExitStack() as stack:
-        yield _workplace(stack)
+        yield _build_folder(stack)
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def _seal(name: str, data: bytes) -> bytes:
     return hashlib.sha256(name.encode() + data).digest()
 
 
-def _workplace(stack: ExitStack) -> Path:
+def _build_folder(stack: ExitStack) -> Path:
     folder, why = _judged()
     if not why and not os.access(folder, os.W_OK):
         why = f"cannot be written; {ELSEWHERE}"
@@ -134,7 +134,7 @@ def _workplace(stack: ExitStack) -> Path:
 def _own(name: str) -> Path:
     """A private folder that is removed when this process ends."""
     stack, process = ExitStack(), os.getpid()
-    folder = _workplace(stack)
+    folder = _build_folder(stack)
     atexit.register(lambda: stack.close() if os.getpid() == process else None)  # not by a forked child
     return folder
 

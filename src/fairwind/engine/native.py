@@ -53,7 +53,7 @@ def _kept(name: str, needed: str) -> ctypes.CDLL | None:
 
 
 def _built(name: str, needed: str, make: Callable[[Path], None]) -> ctypes.CDLL:
-    with cache.workplace() as folder:
+    with cache.build_folder() as folder:
         make(folder / name)
         data = (folder / name).read_bytes()
     loaded = _loaded(data, needed)
