@@ -1,13 +1,15 @@
-"""Does momentum that clients keep from round to round explain the published q-FedAvg rows on Synthetic?
+"""Does momentum that clients keep from round to round explain the published rows with momentum on Synthetic?
 
-    python benchmarks/kept_momentum.py [--seeds 0 1 2] [--rounds 1000] --json results/solvers/kept-momentum.json
+    python benchmarks/kept_momentum.py [--seeds 0 1 2] [--rounds 1000] --json FILE
 
-In the engine a client's momentum starts at zero in every round. Here clients are trained by a simulation of its
-own, once like that ("zero") and once with a momentum buffer that each client keeps ("kept"), on the same batches.
-Data, initial weights, algorithms and metrics are the package's; local training and the order of samples are not.
+In the engine a client's momentum starts at zero in every round. Here clients are trained by a simulation of
+its own, once like that ("zero") and once with a momentum buffer that each client keeps ("kept"), on the same
+batches. Data, initial weights, algorithms and metrics are the package's; local training and the order of
+samples are not. results/solvers/kept-momentum.json has what it found.
 
-FedNova divides by ‖a‖₁, the total weight of a round's gradients. Kept momentum also carries gradients of earlier
-rounds, which ‖a‖₁ does not define; clients report that of a start from zero in both cases, as the package does.
+FedNova divides by ‖a‖₁, the total weight of a round's gradients. Kept momentum also carries gradients of
+earlier rounds, which ‖a‖₁ does not define; clients report that of a start from zero in both cases, as the
+package does.
 """
 
 import argparse

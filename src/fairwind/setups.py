@@ -69,11 +69,13 @@ def _vgg11(federation: Federation, *, init: Init = "pytorch") -> nn.Module:
 
 
 BATCH_10 = Solver(lr=0.01, batch_size=10, epochs=1)
+BATCH_32 = Solver(lr=0.01, batch_size=32, epochs=1)
 
 SETUPS = {
     "femnist": Setup(femnist.SOURCE, _mlp, BATCH_10, rounds=500),
-    "femnist-pooled": Setup(femnist.POOLED, _mlp, Solver(lr=0.01, batch_size=32, epochs=1), rounds=100),
+    "femnist-pooled": Setup(femnist.POOLED, _mlp, BATCH_32, rounds=100),
     "cifar10": Setup(cifar10.SOURCE, _vgg11, Solver(lr=0.01, batch_size=32, epochs=2), rounds=200),
+    "cifar10-features": Setup(cifar10.FEATURES_SOURCE, _linear, BATCH_32, rounds=100),
     "sent140": Setup(sent140.SOURCE, _lstm, BATCH_10, rounds=1000),
     "synthetic": Setup(synthetic, _linear, BATCH_10, rounds=1000),
     "synthetic-li": Setup(synthetic_li, _linear, BATCH_10, rounds=1000),

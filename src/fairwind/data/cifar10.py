@@ -12,6 +12,7 @@ import numpy as np
 
 from fairwind.data.federation import Federation
 from fairwind.data.partition import dirichlet, iid
+from fairwind.data.patches import FEATURES, patch_features
 from fairwind.data.source import (
     AGAIN,
     PARQUET,
@@ -27,13 +28,15 @@ from fairwind.data.source import (
 from fairwind.errors import InputError, damaged, in_range, positive
 
 LIKE = Like("RGB", (32, 32, 3), 10)
-RULE = (
-    "training images only, channels × height × width; class by class over the clients, shares from a "
-    "Dirichlet distribution, redrawn until each client's shares sum to at least 1/(10·K) and it has a "
-    "sample; iid deals each class evenly; 8:2 split by seed"
+DEALT = (
+    "class by class over the clients, shares from a Dirichlet distribution, redrawn until each client's "
+    "shares sum to at least 1/(10·K) and it has a sample; iid deals each class evenly; 8:2 split by seed"
 )
-
-
+RULE = f"training images only, channels × height × width; {DEALT}"
+FEATURES_RULE = (
+    "the first training images; of each the mean responses, by quarter of the picture, to whitened random "
+    f"patches, standardised over all images; {DEALT}"
+)
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 ARRAYS = {
     ("numpy._core.multiarray", "_reconstruct"),
@@ -91,12 +94,42 @@ def cifar10(
     assert isinstance(samples.inputs, np.ndarray)
     repeated = len(samples.labels) - len(distinct(samples))
     notes = [f"{repeated:,} repeated images, kept as published"] if repeated else []
+    return _dealt(np.ascontiguousarray(samples.inputs), samples, "CIFAR-10", clients, beta, seed), notes
+
+
+def cifar10_features(
+    samples: Samples,
+    *,
+    clients: int = 16,
+    beta: float | Literal["iid"] = 0.05,
+    images: int = 20_000,
+    seed: int = 0,
+) -> tuple[Federation, Notes]:
+    """The first `images` of CIFAR-10 as fixed features (`patch_features`), partitioned as `cifar10` is.
+
+    Krizhevsky: Learning Multiple Layers of Features from Tiny Images. 2009.
+    """
+    assert isinstance(samples.inputs, np.ndarray)
+    kept = samples._replace(inputs=samples.inputs[:images], labels=samples.labels[:images])
+    features = patch_features(np.ascontiguousarray(kept.inputs))
+    notes = [f"the first {len(features):,} of {len(samples.labels):,} images, as {FEATURES} fixed features"]
+    return _dealt(features, kept, "CIFAR-10 features", clients, beta, seed), notes
+
+
+def _dealt(
+    inputs: np.ndarray[Any, Any],
+    samples: Samples,
+    name: str,
+    clients: int,
+    beta: float | Literal["iid"],
+    seed: int,
+) -> Federation:
     if beta == "iid":
-        owner, name = iid(samples.labels, clients, seed), "CIFAR-10, IID"
+        owner, name = iid(samples.labels, clients, seed), f"{name}, IID"
     else:
-        owner, name = dirichlet(samples.labels, clients, beta, seed), f"CIFAR-10, Dir({beta:g})"
+        owner, name = dirichlet(samples.labels, clients, beta, seed), f"{name}, Dir({beta:g})"
     federation = Federation.from_owners(
-        np.ascontiguousarray(samples.inputs),
+        inputs,
         samples.labels,
         owner,
         names=[str(k) for k in range(clients)],
@@ -104,7 +137,12 @@ def cifar10(
         name=name,
         classes=10,
     )
-    return replace(federation, class_names=CLASSES), notes
+    return replace(federation, class_names=CLASSES)
+
+
+def _check_features(clients: int, beta: float | Literal["iid"], images: int, seed: int) -> None:
+    in_range(1, 50_001, images=images)
+    _check(clients, beta, seed)
 
 
 def _check(clients: int, beta: float | Literal["iid"], seed: int) -> None:
@@ -128,3 +166,4 @@ SOURCE = Source(
     rule=RULE,
     federate=cifar10,
 )
+FEATURES_SOURCE = replace(SOURCE, rule=FEATURES_RULE, federate=cifar10_features, check=_check_features)

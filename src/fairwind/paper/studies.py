@@ -200,6 +200,7 @@ STUDIES = {
         two_cores.PARTS,
         two_cores.COST,
         two_cores.POOLED,
+        two_cores.FEATURES,
     )
 }
 
@@ -219,6 +220,7 @@ REDUCED = {
         "femnist": Reduction({}, 2),
         "femnist-pooled": Reduction({"clients": 2}, 2),
         "cifar10": Reduction({"clients": 2}, 1),
+        "cifar10-features": Reduction({"clients": 2}, 1),
         "sent140": Reduction({"clients": 3}, 1),
         "synthetic": Reduction({"clients": 10}, 3),
         "synthetic-li": Reduction({"clients": 10}, 3),
@@ -227,6 +229,7 @@ REDUCED = {
         "femnist": Reduction({"clients": 60}, 60),
         "femnist-pooled": Reduction({}, 20),
         "cifar10": Reduction({}, 20),
+        "cifar10-features": Reduction({}, 20),
         "sent140": Reduction({}, 50),
         "synthetic": Reduction({}, 300),
         "synthetic-li": Reduction({}, 300),
