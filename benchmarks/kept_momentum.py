@@ -5,7 +5,7 @@
 In the engine a client's momentum starts at zero in every round. Here clients are trained by a simulation of
 its own, once like that ("zero") and once with a momentum buffer that each client keeps ("kept"), on the same
 batches. Data, initial weights, algorithms and metrics are the package's; local training and the order of
-samples are not. results/solvers/kept-momentum.json has what it found.
+samples are not. results/solvers/momentum.json has what it found.
 
 FedNova divides by ‖a‖₁, the total weight of a round's gradients. Kept momentum also carries gradients of
 earlier rounds, which ‖a‖₁ does not define; clients report that of a start from zero in both cases, as the
@@ -58,6 +58,8 @@ class KeptMomentum:
         runs: Sequence[tuple[Algorithm[Any, Any], str]],
         seeds: Sequence[int],
     ):
+        # All that is simulated: one epoch of SGD
+        assert solver == Solver(solver.lr, solver.momentum, solver.nesterov, batch_size=solver.batch_size)
         self.solver, self.runs, self.seeds, self.round = solver, runs, seeds, 0
         models = [build(task.model, seed) for seed in seeds]
         weights = [torch.cat([m.weight.T, m.bias[None]]).detach() for m in models if isinstance(m, nn.Linear)]
@@ -88,9 +90,9 @@ class KeptMomentum:
             n = int((self.train > begin).sum())
             place = begin + torch.arange(size)
             inside = place < self.train[:n, None]
-            share = inside / inside.sum(1, keepdim=True)
+            share = inside.to(self.x.dtype) / inside.sum(1, keepdim=True)
             at = torch.where(inside, first[:n, None] + place, first[:n, None])
-            found.append(Batch(at, share.to(self.x.dtype)[:, None, :, None, None]))
+            found.append(Batch(at, share[:, None, :, None, None]))
         return found
 
     def _shuffled(self) -> Tensor:
@@ -112,9 +114,9 @@ class KeptMomentum:
             n = len(place)
             samples = order[:, place].transpose(0, 1)  # (n, seeds, B)
             inputs, labels = self.inputs[samples], self.labels[samples]
-            outputs = (inputs @ models[:n].flatten(3)).unflatten(3, models.shape[3:])
+            outputs = torch.unflatten(inputs @ models[:n].flatten(3), -1, models.shape[-2:])
             error = (outputs.softmax(-1) - labels[:, :, :, None]) * share
-            gradient = (inputs.mT @ error.flatten(3)).unflatten(3, models.shape[3:])
+            gradient = torch.unflatten(inputs.mT @ error.flatten(3), -1, models.shape[-2:])
             buffer = self.buffer[:n].mul_(rho).add_(gradient)
             models[:n].sub_(gradient.add_(buffer, alpha=rho) if self.solver.nesterov else buffer, alpha=lr)
         return self.x - models
@@ -124,11 +126,12 @@ class KeptMomentum:
         losses, norms = [], []
         for begin, size in zip(self.start.tolist(), self.train.tolist(), strict=True):
             inputs, labels = self.inputs[begin : begin + size], self.labels[begin : begin + size, None]
-            outputs = (inputs @ self.x.flatten(2)).unflatten(2, self.x.shape[2:])  # (seeds, n, runs, classes)
-            logs = outputs.log_softmax(-1)
+            outputs = torch.unflatten(inputs @ self.x.flatten(2), -1, self.x.shape[-2:])
+            logs = outputs.log_softmax(-1)  # (seeds, n, runs, classes)
             losses.append(-(logs * labels).sum(-1).double().mean(1))
-            gradient = (inputs.T @ (logs.exp() - labels).flatten(2) / size).unflatten(2, self.x.shape[2:])
-            norms.append(gradient.double().square().sum((1, 3)).sqrt())
+            gradient = inputs.T @ (logs.exp() - labels).flatten(2) / size
+            squares = torch.unflatten(gradient, -1, self.x.shape[-2:]).double().square()
+            norms.append(squares.sum((1, 3)).sqrt())
         return torch.stack(losses), torch.stack(norms)
 
     def step(self) -> None:
@@ -163,7 +166,7 @@ class KeptMomentum:
         for k in there.nonzero()[:, 0].tolist():
             begin = int(self.start[k] + self.train[k])
             inputs, labels = (each[begin : begin + int(self.test[k])] for each in (self.inputs, self.labels))
-            outputs = (inputs @ self.x.flatten(2)).unflatten(2, self.x.shape[2:])
+            outputs = torch.unflatten(inputs @ self.x.flatten(2), -1, self.x.shape[-2:])
             right = outputs.argmax(-1) == labels.argmax(-1)[:, None]
             scores[k] = 100 * right.double().mean(1)
             losses[k] = -(outputs.log_softmax(-1) * labels[:, None]).sum(-1).double().mean(1)
@@ -188,7 +191,8 @@ def main() -> None:
     runs: list[tuple[Any, str]] = [
         (algorithms.build(name), start) for name, start in product(o.algorithms, STARTS)
     ]
-    rows, seconds, began = [], {}, time.perf_counter()
+    rows, began = [], time.perf_counter()
+    seconds: dict[str, float] = {}
     for name in o.solvers:
         simulation = KeptMomentum(task, settings_of("synthetic", solver=name).solver, runs, o.seeds)
         while simulation.round < o.rounds:

@@ -27,7 +27,7 @@ project = "Fairwind"
 author = "The Fairwind authors"
 release = version = fairwind.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "formulas"]
 source_suffix = {".md": "markdown", ".ipynb": "notebook"}
 exclude_patterns = ["**.ipynb_checkpoints"]
 
@@ -44,6 +44,10 @@ pygments_style, pygments_dark_style = "tango", "monokai"
 highlight_language = "none"
 
 myst_heading_anchors = 4
+myst_enable_extensions = ["dollarmath"]
+myst_dmath_allow_space = False  # "$5 and $6" are sums of money
+myst_update_mathjax = False
+html_math_renderer = "mathml"  # formulas.py
 
 default_role = "literal"  # of docstrings, where `x` is code
 add_module_names = False

@@ -1,4 +1,4 @@
-"""Writes the tables of PAGES, and their figures, from the files under results/.
+"""Writes the tables of PAGES from the files under results/; docs/figures.py draws their figures.
 
     python docs/tables.py            # after new results
     python docs/tables.py --check    # exit code 1 where a page does not show what results/ holds
@@ -16,9 +16,10 @@ from functools import cache
 from pathlib import Path
 from statistics import mean, pstdev
 
-from fairwind.intervals import Interval
+from fairwind.algorithms import PAPER as ALGORITHMS
+from fairwind.intervals import Interval, over_draws
 from fairwind.paper.studies import STUDIES, THEORY
-from fairwind.report import charts, pareto, theory
+from fairwind.paper.two_cores import PARTITIONS
 from fairwind.report.beside import (
     BESIDE,
     STATISTICS,
@@ -31,17 +32,21 @@ from fairwind.report.beside import (
     statistics_of,
 )
 from fairwind.report.finding import best_shown
-from fairwind.report.html import plain_spec, write_figure
 from fairwind.report.paired import paired as paired_runs
 from fairwind.report.panel import Shown, show
 from fairwind.report.table import MEASURES, display_name, seed_count
 from fairwind.report.targets import target_tables
-from fairwind.report.theme import theme
 from fairwind.study import Finished, missing, read_runs
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("reproduction", "data", "metrics")))
-FIGURES = ROOT / "docs" / "figures"
+DOCS = ROOT / "docs"
+PAPER = ("parts", "costs", "controls", "tuned", "readings", "precision", "theory", "runs")
+PAGES = (
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics")),
+    *(DOCS / "paper" / f"{name}.md" for name in PAPER),
+)
+STAND_INS = {"features": "linear on CIFAR-10 features", "pooled": "MLP on FEMNIST pooled"}
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -281,6 +286,115 @@ def rival() -> str:
     return table([*head, "worst 30 %, at the end"], rows)
 
 
+def draws(study: str, mine: str, one: str, theirs: str, *others: str) -> str:
+    """One algorithm minus others, over several draws of the data: the panels `mine` and `theirs`, as 0,1,2.
+
+    A draw counts once, with its mean over seeds; the intervals of a table hold together.
+    """
+    differences: dict[str, dict[str, list[float]]] = {other: {key: [] for key in BESIDE} for other in others}
+    for first, second in zip(mine.split(","), theirs.split(","), strict=True):
+        ours, rest = finals(study, first), finals(study, second)
+        for other, by_key in differences.items():
+            for key, found in by_key.items():
+                seeds = ours[one].keys() & rest[other].keys()
+                found.append(mean(ours[one][seed][key] - rest[other][seed][key] for seed in seeds))
+    rows = [
+        [display_name(other), *(interval_text(over_draws(d, len(others))) for d in by_key.values())]
+        for other, by_key in differences.items()
+    ]
+    return table([f"{display_name(one)} minus", *(m.name for m in BESIDE.values())], rows)
+
+
+def finals(study: str, number: str) -> dict[str, dict[int, dict[str, float]]]:
+    """The metrics after the last round, by algorithm and seed."""
+    record = panel(study, number).record
+    assert record is not None
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for run in record.results["runs"]:
+        found.setdefault(run["algorithm"], {})[run["seed"]] = run["final"]
+    return found
+
+
+def unequal() -> str:
+    """Average / STD / worst 30 % by partition and algorithm in both studies, beside the paper's."""
+    rows = []
+    for beta, name in PARTITIONS:
+        theirs = published()["tables"].get(f"heterogeneity/{beta}", {"rows": {}})["rows"]
+        for label in ALGORITHMS:
+            cells = []
+            for study in ("features", "pooled"):
+                means = [draw[label] for draw in by_partition(study, beta)]
+                cells.append(
+                    " / ".join(f"{mean(m[key] for m in means):.1f}" for key in BESIDE) if means else "–"
+                )
+            paper = [theirs[label][key][0] for key in BESIDE] if theirs else []
+            cells.append(" / ".join(f"{value:.1f}" for value in paper) or "–")
+            rows.append([name, display_name(label), *cells])
+    return table(["clients", "algorithm", *STAND_INS.values(), "paper: VGG11 on CIFAR-10"], rows)
+
+
+def unequal_lead(study: str) -> str:
+    """AdaFedAdam minus each other by partition: mean over draws, the least and the greatest draw."""
+    rows = []
+    for key in ("avg", "worst30"):
+        for other in (label for label in ALGORITHMS if label != "adafedadam"):
+            cells = []
+            for beta, _ in PARTITIONS:
+                apart = [draw["adafedadam"][key] - draw[other][key] for draw in by_partition(study, beta)]
+                cells.append(f"{mean(apart):+.1f} ({min(apart):+.1f} to {max(apart):+.1f})" if apart else "–")
+            rows.append([BESIDE[key].name, display_name(other), *cells])
+    return table(["", "AdaFedAdam minus", *(name for _, name in PARTITIONS)], rows)
+
+
+def by_partition(study: str, beta: str) -> list[dict[str, dict[str, float]]]:
+    """By draw of a partition that is complete, each algorithm's metrics as means over seeds."""
+    found = []
+    for number, each in enumerate(STUDIES[study].panels):
+        shown = panel(study, str(number))
+        if f"beta={beta}," in each.setup and not shown.missing:
+            ends = finals(study, str(number))
+            found.append(
+                {
+                    label: {key: mean(end[key] for end in by_seed.values()) for key in BESIDE}
+                    for label, by_seed in ends.items()
+                }
+            )
+    return found
+
+
+def momentum() -> str:
+    """Momentum that starts at zero in every round, and momentum that is kept, beside the paper's rows."""
+    rows = json.loads((ROOT / "results" / "solvers" / "momentum.json").read_text())["rows"]
+    lines = []
+    for solver, name in (("momentum", "momentum"), ("nesterov", "Nesterov")):
+        theirs = published()["tables"][f"solvers/{solver}"]["rows"]
+        for label in ALGORITHMS:
+            cells = []
+            for start in ("zero", "kept"):
+                (row,) = [
+                    r for r in rows if (r["solver"], r["algorithm"], r["start"]) == (solver, label, start)
+                ]
+                cells.append(" / ".join(f"{row[f'{key}_weighted']['mean']:.1f}" for key in BESIDE))
+            cells.append(" / ".join(f"{theirs[label][key][0]:.1f}" for key in BESIDE))
+            lines.append([name, display_name(label), *cells])
+    return table(["", "algorithm", "zero in every round", "kept from round to round", "paper"], lines)
+
+
+def other_solvers() -> str:
+    """AdaFedAdam and the others with further local solvers on Synthetic."""
+    lines = []
+    for number, each in enumerate(STUDIES["solvers"].panels):
+        record = panel("solvers", str(number)).record
+        assert record is not None
+        cells = {row["algorithm"]: row for row in record.results["summary"]}
+        texts = [
+            f"{cells[x]['avg']['mean']:.1f} / {cells[x]['worst30']['mean']:.1f}" if x in cells else "–"
+            for x in ALGORITHMS
+        ]
+        lines.append([each.title.removeprefix("Synthetic, "), *texts])
+    return table(["average / worst 30 %", *map(display_name, ALGORITHMS)], lines)
+
+
 def tuned(number: str) -> str:
     """Each algorithm with its default rate, and with the best of the grid."""
     record = panel("tuned", number).record
@@ -417,7 +531,7 @@ def made() -> str:
         device = e["processor"] if e["device"] == "cpu" else e["device"]
         rows.append(
             [
-                f"[{folder.name}](../{folder.relative_to(ROOT)}/results.json)",
+                f"[{folder.name}](../../{folder.relative_to(ROOT)}/results.json)",
                 f"{len(run.results['runs'])} × {config['rounds']}",
                 f"{device}, {run.precision}",
                 e["date"][:10],
@@ -449,6 +563,11 @@ TABLES: dict[str, Callable[..., str]] = {
         late,
         moved,
         paired,
+        draws,
+        unequal,
+        unequal_lead,
+        momentum,
+        other_solvers,
         targets,
         readings,
         rival,
@@ -476,31 +595,6 @@ def rendered(text: str) -> str:
     return MARKED.sub(fill, text)
 
 
-def write_figures() -> None:
-    """The pages' figures, as PNG and PDF."""
-    FIGURES.mkdir(exist_ok=True)
-    for name, number, key, title in (
-        ("synthetic-average", "3", "avg", "Synthetic: average accuracy of clients, %"),
-        ("synthetic-worst30", "3", "worst30", "Synthetic: accuracy of the worst-off 30 % of clients, %"),
-        ("femnist-worst30", "0", "worst30", "FEMNIST, 374 writers: accuracy of the worst-off 30 %, %"),
-        ("cifar10-worst30", "1", "worst30", "CIFAR-10, Dir(0.05): accuracy of the worst-off 30 %, %"),
-    ):
-        record = panel("convergence", number).record
-        assert record is not None
-        spec = plain_spec(charts.curves(record, key, title))
-        write_figure(FIGURES / name, spec, theme(record.labels, "light"))
-    record = panel("alpha", "0").record
-    assert record is not None
-    write_figure(FIGURES / "alpha-front", plain_spec(pareto.pareto(record)), theme(record.labels, "light"))
-    content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
-    for check in content["checks"]:
-        if check["name"] in ("bias_unequal_smoothness", "theorem1_equal_budgets"):
-            chart = theory.lines(check)
-            assert chart is not None
-            light = theme(list(theory.NAMES), "light")
-            write_figure(FIGURES / check["name"].replace("_", "-"), plain_spec(chart), light)
-
-
 def main() -> None:
     stale = [page for page in PAGES if page.exists() and rendered(page.read_text()) != page.read_text()]
     if "--check" in sys.argv:
@@ -508,7 +602,6 @@ def main() -> None:
     for page in stale:
         page.write_text(rendered(page.read_text()))
         print(f"{page.relative_to(ROOT)}: tables written anew")
-    write_figures()
 
 
 if __name__ == "__main__":

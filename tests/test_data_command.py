@@ -13,6 +13,7 @@ FAST = ("--rounds", 1, "--seeds", 0, "--algorithms", "adafedadam")
 CASES = {
     "femnist": layouts.femnist_parquet,
     "cifar10:clients=3,beta=1": lambda folder: layouts.cifar_parquet(folder, n=12),
+    "cifar10-features:clients=3,beta=1": layouts.cifar_parquet,
     "sent140:clients=3": layouts.sent140_csv,
 }
 

@@ -3,14 +3,17 @@
 import importlib.util
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
+from fairwind.intervals import over_draws
 from fairwind.report.beside import published
-from fairwind.study import Finished, read_runs
+from fairwind.study import Finished, choose, read_runs
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,7 +85,7 @@ def test_fednova_is_compared_on_every_reading(tables: ModuleType) -> None:
 
 
 def test_tuned_baselines_have_intervals(tables: ModuleType) -> None:
-    page = (ROOT / "docs" / "reproduction.md").read_text()
+    page = (ROOT / "docs" / "paper" / "tuned.md").read_text()
     asked = "paired tuned 0 fedavg:lr=10 fedadam:lr=0.1 fednova:lr=2 qfedavg:lr=30"
     assert f"<!-- table: {asked} -->" in page
     best = {
@@ -114,3 +117,76 @@ def test_six_bounds_that_hold_fail_the_sum_that_they_follow_from() -> None:
     (check,) = [check for check in checks if check["name"] == "theorem2_guarantee"]
     held = [row for row in check["rows"] if row["held"]]
     assert (len(held), sum(not row["held_telescoped"] for row in held)) == (71, 6)
+
+
+def claims() -> list[list[str]]:
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    table = page.partition("<!-- claims -->\n")[2].partition("<!-- end claims -->")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_a_claim_is_told_in_fifteen_words_with_its_evidence_and_a_verdict() -> None:
+    assert len(claims()) >= 7
+    for said, found, evidence, verdict in claims():
+        for cell in (said, found, evidence, verdict):
+            words = [word for word in re.sub(r"\]\([^)]*\)", "]", cell).split() if re.search(r"\w", word)]
+            assert 1 <= len(words) <= 15, cell
+        assert re.search(r"\d", evidence), f"how many seeds or problems: {said}"
+
+
+def test_the_first_screen_says_what_the_tables_say(tables: ModuleType) -> None:
+    """The five sentences' numbers are those of the tables on the other pages."""
+    first = (ROOT / "docs" / "reproduction.md").read_text().partition("![")[0].replace("−", "-")
+    five, one = "0,1,2,3,4", "adafedadam:alpha=1"
+    shown = tables.draws("parts", five, one, five, "adafedadam:alpha=0", "adafedadam:alpha=4")
+    assert row(shown, "AdaFedAdam (alpha=0)")[3] in first
+    four = float(row(shown, "AdaFedAdam (alpha=4)")[3].split()[0])
+    assert f"worse by {four:.1f}" in " ".join(first.split())
+    leads = [int(line.split(" | ")[1].replace(",", "")) for line in tables.rival().splitlines()[2:]]
+    assert f"({min(leads)} to {max(leads)} of 1000 rounds)" in " ".join(first.split())
+
+
+def test_draws_count_once_each(tables: ModuleType, runs: list[Finished]) -> None:
+    """AdaFedAdam minus FedNova over five draws of Synthetic, by hand, with t of four degrees of freedom."""
+    shown = tables.draws("parts", "0,1,2,3,4", "adafedadam:alpha=1", "0,1,2,3,4", "fednova")
+    apart = []
+    for panel in tables.STUDIES["parts"].panels[:5]:
+        ends: dict[str, dict[int, float]] = {"adafedadam:alpha=1": {}, "fednova": {}}
+        for spec, chosen in choose(panel, runs).items():
+            if spec in ends:
+                ends[spec] = {run.key.seed: run.row["final"]["worst30"] for run in chosen}
+        mine, theirs = ends.values()
+        assert sorted(mine) == sorted(theirs) == [0, 1, 2, 3]
+        apart.append(sum(mine.values()) / 4 - sum(theirs.values()) / 4)
+    mean = sum(apart) / 5
+    half = 2.776 * math.sqrt(sum((a - mean) ** 2 for a in apart) / 4 / 5)  # a table's t at 97.5 %
+    assert row(shown, "FedNova")[3] == f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
+
+
+def test_the_intervals_of_several_draws_hold_their_level() -> None:
+    draw = np.random.default_rng(0)
+    for draws, comparisons in ((3, 1), (5, 4)):
+        held = 0
+        for _ in range(2000):
+            found = [over_draws(draw.normal(1.0, 2.0, draws), comparisons) for _ in range(comparisons)]
+            held += all(interval.low <= 1.0 <= interval.high for interval in found)
+        assert 0.94 <= held / 2000 <= 0.97
+
+
+def test_unequal_data_has_three_draws_of_each_partition(tables: ModuleType) -> None:
+    for study in ("features", "pooled"):
+        for beta, name in tables.PARTITIONS:
+            found = tables.by_partition(study, beta)
+            assert len(found) == 3, f"{study}, {name}"
+            assert all(set(draw) == set(tables.ALGORITHMS) for draw in found)
+
+
+def test_kept_momentum_is_beside_the_published_rows(tables: ModuleType) -> None:
+    stored = json.loads((ROOT / "results" / "solvers" / "momentum.json").read_text())
+    assert (stored["seeds"], stored["rounds"]) == ([0, 1, 2], 1000)
+    shown = tables.momentum()
+    for entry in stored["rows"]:
+        assert f"{entry['avg_weighted']['mean']:.1f} / {entry['std_weighted']['mean']:.1f}" in shown
+    paper = published()["tables"]["solvers/momentum"]["rows"]["qfedavg"]["avg"][0]
+    line = next(line for line in shown.splitlines() if line.startswith("| momentum | q-FedAvg"))
+    assert f"| {paper:.1f} /" in line

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,8 +19,11 @@ import torch
 
 import layouts
 from command import fairwind, refused
-from fairwind import Federation, setups
+from fairwind import Federation, Solver, setups, simulate
+from fairwind.data import cifar10
+from fairwind.data.patches import FEATURES, patch_features
 from fairwind.data.sent140 import tokenize
+from fairwind.data.source import Samples
 from fairwind.setups import Where
 
 
@@ -67,6 +70,61 @@ def test_pooled_femnist_deals_out_every_image_whoever_wrote_it(beta: str, tmp_pa
     if beta == "iid":
         spread = pooled.label_counts()
         assert int((spread[0] - spread[1]).abs().max()) <= 1
+
+
+@pytest.mark.parametrize("beta", [0.5, "iid"])
+def test_cifar10s_features_are_those_of_its_first_images_dealt_out_as_the_images_are(
+    beta: float | Literal["iid"],
+) -> None:
+    x, y = layouts.pictures(60)
+    samples = Samples(x, np.array(y), [])
+    first = Samples(x[:40], np.array(y[:40]), [])
+    images, _ = cifar10.cifar10(first, clients=3, beta=beta, seed=2)
+    features, notes = cifar10.cifar10_features(samples, clients=3, beta=beta, images=40, seed=2)
+    assert notes == ["the first 40 of 60 images, as 512 fixed features"]
+    assert features.inputs.shape == (40, FEATURES)
+    for name in ("targets", "start", "train", "test"):
+        assert getattr(features, name).tolist() == getattr(images, name).tolist()
+    assert (features.names, features.class_names) == (images.names, images.class_names)
+    of_image = {image.tobytes(): row for image, row in zip(x[:40], patch_features(x[:40]), strict=True)}
+    for image, row in zip(images.inputs, features.inputs, strict=True):
+        assert np.array_equal(row.numpy(), of_image[image.numpy().tobytes()])
+
+
+def test_a_linear_classifier_trains_on_cifar10s_features(tmp_path: Path) -> None:
+    """All images where fewer than the default are there, from either layout."""
+    spec = "cifar10-features:clients=3,beta=1"
+    hub = Where(layouts.cifar_parquet(tmp_path / "hub"), None, tmp_path / "a")
+    task = setups.task(spec, hub)
+    batches = read(spec, layouts.cifar_batches(tmp_path / "py"), tmp_path / "b")
+    assert task.federation.digest() == batches.digest()
+    assert setups.entry(spec, hub, print).manifest["notes"] == [
+        "a subset: 60 of the 50,000 published samples",
+        "the first 60 of 60 images, as 512 fixed features",
+    ]
+    assert task.federation.name == "CIFAR-10 features, Dir(1)"
+    assert int((task.federation.train + task.federation.test).sum()) == 60
+    assert sum(p.numel() for p in task.model().parameters()) == 512 * 10 + 10
+    assert (task.rounds, task.solver) == (100, Solver(lr=0.01, batch_size=32, epochs=1))
+    result = simulate(task, "adafedadam", rounds=2, compile="off")
+    assert 0 <= result.metrics["worst30"] <= result.metrics["avg"] <= 100
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("images=0", "images=0 is out of range: 1 ≤ images < 50001"),
+        ("images=50001", "images=50001 is out of range: 1 ≤ images < 50001"),
+        ("images=1.5", "images='1.5' is not a whole number"),
+        ("images=10", "clients=16 is out of range: 1 ≤ clients < 11"),
+        ("beta=0", "beta=0.0 is out of range"),
+    ],
+)
+def test_features_of_no_images_or_too_few_are_refused(tmp_path: Path, given: str, message: str) -> None:
+    folder, cache = layouts.cifar_parquet(tmp_path / "hub"), tmp_path / "cache"
+    said = refused("data", f"cifar10-features:{given}", "--data-dir", folder, "--cache", cache)
+    assert message in said
+    assert not list(cache.glob("*"))
 
 
 def test_batches_pickled_anew_by_python_3_are_read(tmp_path: Path) -> None:

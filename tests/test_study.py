@@ -305,8 +305,8 @@ def test_the_paper_by_command(tmp_path: Path) -> None:
     layouts.everything(tmp_path / "files")
     out = tmp_path / "out"
     words = ("--scale", "smoke", "--device", "cpu", "--out", out, "--cache", tmp_path / "cache")
-    pooled = "femnist-pooled:clients=2,beta=0.05,seed=0"
-    setups = ("femnist", pooled, "sent140", "synthetic:clients=10")
+    unequal = (f"{name}:clients=2,beta=0.05,seed=0" for name in ("femnist-pooled", "cifar10-features"))
+    setups = ("femnist", *unequal, "sent140", "synthetic:clients=10")
     given = ("--data-dir", tmp_path / "files", "--setups", *setups)
     succeeded("paper", "all", *words, *given)
     content = {name: json.loads((out / name / "study.json").read_text())["panels"] for name in STUDIES}

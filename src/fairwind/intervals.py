@@ -110,6 +110,17 @@ def paired_differences(
     return {key: interval for key, interval in intervals.items() if interval is not None}
 
 
+def over_draws(differences: Sequence[float], comparisons: int = 1) -> Interval:
+    """The mean of differences on independent draws of the data, at least two, one number of each draw.
+
+    A draw has clients of its own, so that its number varies with them, too.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    spread = float(values.std(ddof=1)) / math.sqrt(len(values))
+    half = student((1 - LEVEL) / comparisons, len(values) - 1) * spread
+    return Interval(float(values.mean()), float(values.mean()) - half, float(values.mean()) + half)
+
+
 @cache
 def student(miss: float, freedom: int) -> float:
     """What |t| exceeds with probability `miss`, by bisection (Abramowitz, Stegun: 26.7.3, 26.7.4)."""

@@ -155,7 +155,7 @@ class Paper(Training):
 
     studies: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")] = ()
     """Studies, or all; without any they are listed. There are convergence, alpha, resources, heterogeneity,
-    solvers, readings, controls, tuned, precision, parts, cost, pooled and theory."""
+    solvers, readings, controls, tuned, precision, parts, cost, pooled, features and theory."""
     list: bool = False
     """Show the studies, and how many of their runs are there."""
     scale: Scale = "full"

@@ -21,6 +21,7 @@ from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line
 from fairwind.files import CLIENTS, HISTORY, PACKED, RESULTS, read_json
 from fairwind.metrics import completed
+from fairwind.references import is_reference
 from fairwind.scores import Kind
 from fairwind.seals import damaged, lost_results, read_history
 from fairwind.spec import arguments, parameters
@@ -84,8 +85,8 @@ class Finished(NamedTuple):
         if "cost" in self.row:
             return per_round(self.row)
         config, parameters = self.results["config"], parameters_of(self.results["setup"])
-        if parameters is None or not self.clients:
-            return None
+        if parameters is None or not self.clients or is_reference(self.row["algorithm"]):
+            return None  # an algorithm of a user's own file may have changed since
         fields = {name: config.get(name) for name in ("clients_per_round", "probe_samples")}
         given: dict[str, Any] = {
             name: tuple(v) if isinstance(v, list) else v for name, v in config["solver"].items()
