@@ -48,8 +48,7 @@ def visit(self: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
     except MathError as error:
         getLogger(__name__).warning("formula %r: %s", node.astext(), error, location=node)
     else:
-        # A word joiner: no line begins with the comma after a formula
-        self.body.append(f'<div class="math">{found}</div>\n' if displayed else f"{found}&#8288;")
+        self.body.append(f'<div class="math">{found}</div>\n' if displayed else found)
     raise nodes.SkipNode
 
 

@@ -1,8 +1,8 @@
-"""Draws the pictures of docs/concepts and of the first tutorial, from runs of the package.
+"""Draws the pictures of the first page, of docs/concepts and of the first tutorial, from runs of the package.
 
-    python docs/pictures.py    # half a minute on two cores; writes docs/figures/concept-*.svg and start-*.png
+    python docs/pictures.py    # half a minute on two cores; writes index-*, concept-* and start-* in figures/
 
-Numbers in the pictures are computed here, under fixed seeds, and nothing is drawn by hand.
+Numbers are computed here, under fixed seeds, or come from results/; nothing is drawn by hand.
 """
 
 import math
@@ -16,15 +16,33 @@ from typing import Any
 import altair as alt
 import torch
 import vl_convert
+from tables import panel
 from torch import Tensor, nn
 
 import fairwind as fw
+from fairwind.report.charts import curve_of
+from fairwind.report.table import display_name
 from fairwind.report.theme import FONT, PALETTE
 
 FIGURES = Path(__file__).parent / "figures"
 BLUE, ORANGE, GREEN = (PALETTE["light"][name] for name in ("fedavg", "adafedadam", "fedadam"))
 QUIET = "#7c8794"  # reads on a light and on a dark page
 ALPHAS = (0, 0.5, 1, 2, 4, 8)
+
+
+def first_page() -> alt.LayerChart:
+    """The README's picture for half a page: the clients that are worst off on Synthetic, by round."""
+    record = panel("convergence", "3").record
+    assert record is not None
+    rows = [row for label in record.labels for row in curve_of(record, label, "worst30")]
+    by_round = alt.X("round:Q", axis=alt.Axis(grid=False, tickCount=5), scale=alt.Scale(nice=False))
+    names = [display_name(label) for label in record.labels]
+    colours = _colours(names, [PALETTE["light"][label] for label in record.labels], "algorithm", 3)
+    title = alt.Title("accuracy of the worst-off 30 % of clients, %", anchor="start", offset=8)
+    base = alt.Chart(alt.InlineData(rows), width=370, height=200, title=title).encode(by_round, colours)
+    band = base.mark_area(fillOpacity=0.15).encode(y="low:Q", y2="high:Q")
+    line = base.mark_line(strokeWidth=2.5).encode(alt.Y("mean:Q", title=None))
+    return alt.layer(band, line)
 
 
 def clinic(patients: int, degrees: float, draw: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -157,13 +175,13 @@ def start() -> Path:
         return shutil.copy(out / "figures" / "worst30.png", FIGURES / "start-worst30.png")
 
 
-def _colours(order: Iterable[str], colours: list[str], field: str = "client") -> alt.Color:
+def _colours(order: Iterable[str], colours: list[str], field: str = "client", columns: int = 0) -> alt.Color:
     names = list(order)
-    legend = alt.Legend(title=None, orient="top", labelLimit=260, symbolType="stroke")
+    legend = alt.Legend(title=None, orient="top", labelLimit=260, symbolType="stroke", columns=columns)
     return alt.Color(f"{field}:N", sort=names, scale=alt.Scale(domain=names, range=colours), legend=legend)
 
 
-def write(name: str, chart: alt.Chart) -> Path:
+def write(name: str, chart: alt.Chart | alt.LayerChart) -> Path:
     """An SVG that reads on light and dark pages: no background, quiet axes."""
     axis = {
         "gridColor": "#7c879433",
@@ -175,12 +193,14 @@ def write(name: str, chart: alt.Chart) -> Path:
     axis |= {"labelColor": QUIET, "titleColor": QUIET, "titleFontWeight": "normal"}
     config = {"background": "transparent", "font": FONT, "view": {"stroke": None}, "axis": axis}
     config["legend"] = {"labelColor": QUIET, "labelFontSize": 12, "symbolStrokeWidth": 3, "columnPadding": 24}
-    path = FIGURES / f"concept-{name}.svg"
+    config["title"] = {"color": QUIET, "fontSize": 12, "fontWeight": "normal"}
+    path = FIGURES / f"{name}.svg"
     path.write_text(vl_convert.vegalite_to_svg(chart.properties(config=config).to_dict()) + "\n")
     return path
 
 
 if __name__ == "__main__":
+    print(write("index-worst30", first_page()))
     for drawing in (objectives, weights, trade, noise):
-        print(write(drawing.__name__, drawing()))
+        print(write(f"concept-{drawing.__name__}", drawing()))
     print(start())

@@ -4,6 +4,7 @@ import csv
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,23 @@ LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark"
 Page = Any
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+@contextmanager
+def launched() -> Iterator[Any]:
     found = next(filter(None, map(shutil.which, NAMES)), None)
     with sync_api.sync_playwright() as playwright:
         own = playwright.chromium.executable_path
         if found is None and not Path(own).exists():
             pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed")
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        launched = playwright.chromium.launch(executable_path=found or own, args=flags)
-        yield launched
-        launched.close()
+        browser = playwright.chromium.launch(executable_path=found or own, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

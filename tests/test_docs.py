@@ -260,6 +260,24 @@ def test_the_readmes_ten_lines_print_what_it_shows(tmp_path: Path) -> None:
     assert fedavg[4] < adafedadam[4], "the worst 30 % gain"
 
 
+def test_the_first_pages_python_runs(tmp_path: Path) -> None:
+    page, readme = (ROOT / "docs" / "index.md").read_text(), (ROOT / "README.md").read_text()
+    ((install, code),) = re.findall(r"```bash\n(.*?)```\n\n```python\n(.*?)```", page, re.S)
+    assert f"`{install.partition('#')[0].strip()}`" in readme
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 13
+    assert max(map(len, lines)) <= 52, "it stands beside the picture"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^ *(FedAvg|AdaFedAdam) (.*)$", done.stdout, re.M)
+    assert [name for name, _ in rows] == ["FedAvg", "AdaFedAdam"]
+    fedavg, adafedadam = (numbers(row) for _, row in rows)
+    assert len(fedavg) == len(adafedadam) == 5
+    assert fedavg[2] < adafedadam[2], "the worst 30 % gain"
+
+
 def test_the_readme_keeps_its_order() -> None:
     readme = (ROOT / "README.md").read_text()
     title, sentence, picture, _caption, *_ = readme.split("\n\n")
