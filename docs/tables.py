@@ -495,7 +495,19 @@ def coverage() -> str:
 def verdicts() -> str:
     """The theory's claims, and what was found."""
     content = json.loads((ROOT / "results" / THEORY / "theory.json").read_text())
-    return table(["claim", "verdict"], [[c["claim"], c["verdict"]] for c in content["checks"]])
+    formulas = {
+        "R_t = N": "$R_t = N$",
+        "S(N)": "$S(N)$",
+        "Σ p_k F_k^α ∇F_k": r"$\sum p_k F_k^\alpha \nabla F_k$",
+        "F^α": r"$F^\alpha$",
+    }
+    rows = []
+    for check in content["checks"]:
+        claim = check["claim"]
+        for plain, formula in formulas.items():
+            claim = claim.replace(plain, formula)
+        rows.append([claim, check["verdict"]])
+    return table(["claim", "verdict"], rows)
 
 
 def guarantee() -> str:
@@ -519,7 +531,7 @@ def guarantee() -> str:
                 ]
             )
     head = ["clients, local steps", "bound with T held", "of these, the telescoped sum"]
-    return table([*head, "rounds with R_t ≥ C_t, longest runs"], rows)
+    return table([*head, r"rounds with $R_t \ge C_t$, longest runs"], rows)
 
 
 def made() -> str:
