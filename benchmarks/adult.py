@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fairwind as fw
-from fairwind.environment import environment
+from fairwind.runs.environment import environment
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

@@ -21,7 +21,7 @@ from engine import cohorts
 from fairwind import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.workers import cores
-from fairwind.environment import environment
+from fairwind.runs.environment import environment
 from tasks import TASKS
 
 

@@ -21,9 +21,9 @@ from fairwind.contract import Algorithm, Cohort, CohortAlgorithm, Report
 from fairwind.engine.executor import Run
 from fairwind.engine.layout import Layout
 from fairwind.engine.simulation import Simulation
-from fairwind.environment import environment
 from fairwind.exchange import Aggregator, Bounds, Reply
-from fairwind.recipe import settings_of
+from fairwind.runs.environment import environment
+from fairwind.runs.recipe import settings_of
 
 ALGORITHMS = "fedavg", "adafedadam"
 SHOWN = "avg", "std", "worst30"

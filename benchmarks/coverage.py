@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fairwind.environment import environment
-from fairwind.files import write_json
 from fairwind.intervals import paired_differences
+from fairwind.runs.environment import environment
+from fairwind.runs.files import write_json
 
 Floats = NDArray[np.float64]
 OUT = Path(__file__).parent / "results" / "coverage.json"

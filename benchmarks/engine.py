@@ -33,7 +33,7 @@ from fairwind.engine.executor import Run
 from fairwind.engine.modules import forward_operations
 from fairwind.engine.precision import products
 from fairwind.engine.simulation import Simulation
-from fairwind.environment import environment
+from fairwind.runs.environment import environment
 from tasks import TASKS, Task
 
 SEEDS = (0, 1, 2)

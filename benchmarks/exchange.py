@@ -21,9 +21,9 @@ import torch
 from fairwind import algorithms
 from fairwind.engine.layout import Layout
 from fairwind.engine.workers import keep_memory
-from fairwind.environment import environment
 from fairwind.exchange import Aggregator, Reply
 from fairwind.exchange.capping import CappedSum
+from fairwind.runs.environment import environment
 
 AT_ONCE = 20  # replies that Flower's strategy is given
 

@@ -16,7 +16,7 @@ from engine import cost
 from fairwind import Settings, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from fairwind.environment import environment
+from fairwind.runs.environment import environment
 from tasks import TASKS
 
 

@@ -11,10 +11,10 @@ import argparse
 import time
 from pathlib import Path
 
-from fairwind.directory import RunDirectory
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.paper.studies import STUDIES, scaled
+from fairwind.runs.directory import RunDirectory
 from fairwind.setups import Where
 from fairwind.study import missing, narrowed, read_runs, read_study, run
 

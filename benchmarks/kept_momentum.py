@@ -30,9 +30,9 @@ from fairwind import Solver, Task, algorithms, setups
 from fairwind.aggregation import advance, contribute, first_state
 from fairwind.contract import Algorithm, Report
 from fairwind.engine.checks import build
-from fairwind.environment import environment
 from fairwind.metrics import fairness, finite, over_seeds
-from fairwind.recipe import settings_of
+from fairwind.runs.environment import environment
+from fairwind.runs.recipe import settings_of
 
 STARTS = ("zero", "kept")
 REPORTED = ("avg", "std", "worst30", "avg_weighted", "std_weighted", "worst30_weighted")

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from fairwind import algorithms, setups
-from fairwind.engine.evaluate import client_scores, split
+from fairwind.engine.evaluation.evaluate import client_scores, split
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from fairwind.environment import environment
 from fairwind.metrics import worst_mean
-from fairwind.recipe import settings_of
+from fairwind.runs.environment import environment
+from fairwind.runs.recipe import settings_of
 
 
 def main() -> None:

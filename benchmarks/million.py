@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from fairwind import Federation, Task, compare
-from fairwind.environment import environment
 from fairwind.models import linear
+from fairwind.runs.environment import environment
 
 FEATURES, CLASSES, SAMPLES, ROUNDS = 20, 5, 10, 2
 

@@ -32,8 +32,8 @@ from fairwind.data.samples import take
 from fairwind.data.synthetic import synthetic
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from fairwind.environment import environment
 from fairwind.models import linear
+from fairwind.runs.environment import environment
 
 HERE = Path(__file__).parent
 CORES = 2

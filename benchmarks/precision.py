@@ -17,7 +17,7 @@ import torch
 from fairwind import Federation, Settings, algorithms, setups
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from fairwind.environment import environment
+from fairwind.runs.environment import environment
 from fairwind.setups import Where
 
 METRICS = {"avg": "average", "std": "STD", "worst30": "worst 30 %"}

@@ -23,10 +23,10 @@ from fairwind import algorithms, setups
 from fairwind.contract import Algorithm, Contribution, Report
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from fairwind.environment import environment
 from fairwind.exchange import Privacy
 from fairwind.exchange.accounting import Accountant
-from fairwind.recipe import settings_of
+from fairwind.runs.environment import environment
+from fairwind.runs.recipe import settings_of
 
 # Public bounds, chosen knowing Synthetic. Noise is as large as they are, so that of the weight is small: half
 # of the clients have 18 samples or fewer. The others are near what a median client has at first.

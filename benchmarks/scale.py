@@ -23,8 +23,8 @@ from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.data.samples import tensors
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from fairwind.environment import environment
 from fairwind.models import linear, mlp
+from fairwind.runs.environment import environment
 
 SWEEPS = {
     "clients": [100, 300, 1000, 3000, 10_000, 30_000, 100_000],

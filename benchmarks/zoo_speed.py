@@ -23,12 +23,12 @@ from engine import Loop, cost, taken
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.data.samples import mapped, take
 from fairwind.engine.executor import Run
-from fairwind.engine.losses import cross_entropy
+from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.modules import call
 from fairwind.engine.simulation import Simulation
-from fairwind.environment import environment
-from fairwind.reading import first_output
+from fairwind.runs.environment import environment
 from fairwind.scores import accuracy
+from fairwind.scores.reading import first_output
 from modules import MIDDLE, ZOO, Specimen
 from tasks import Task
 

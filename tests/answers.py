@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fairwind
-from fairwind.engine.native import build, library
+from fairwind.engine.backends.native import build, library
 from forked import Ended, fork
 
 DRAW = torch.Generator().manual_seed(0)

@@ -18,7 +18,7 @@ import vl_convert
 
 import fairwind.report  # noqa: F401
 from fairwind import cli
-from fairwind.files import CLIENTS, HISTORY, MODELS, RESULTS
+from fairwind.runs.files import CLIENTS, HISTORY, MODELS, RESULTS
 
 Moment = Literal["before", "half", "after"]  # half: half of the bytes of a write reach the disk
 DRAWING = "vegalite_to_pdf", "vegalite_to_png", "javascript_bundle"

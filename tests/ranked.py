@@ -10,7 +10,7 @@ import torch
 from conftest import make_federation
 from fairwind import InputError, algorithms, setups
 from fairwind.contract import Algorithm, LocalAlgorithm
-from fairwind.engine import evaluate
+from fairwind.engine.evaluation import evaluate
 from fairwind.engine.ranks import find, join
 from fairwind.engine.simulation import Simulation
 from fairwind.setups import Where

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from conftest import CLASSES, DEVICE, FEATURES, make_model
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
-from fairwind.engine.losses import cross_entropy
+from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.ranks import join
 from fairwind.engine.simulation import Simulation
-from fairwind.engine.steps import Rows, Step
+from fairwind.engine.stacked.steps import Rows, Step
 
 SOLVERS = {
     "sgd": Solver(lr=0.1, batch_size=10),
@@ -59,7 +59,7 @@ def scarce(step: Step, fits: int, failures: list[int]) -> Step:
 
 def run_short(monkeypatch: pytest.MonkeyPatch, kind: str, fits: int) -> list[int]:
     """Lets memory run short in steps of a kind from now on; returns the numbers of rows that failed."""
-    import fairwind.engine.stacked as stacked
+    import fairwind.engine.stacked.executor as stacked
 
     failures: list[int] = []
     made = getattr(stacked, f"{kind}_step")

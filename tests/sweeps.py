@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from fairwind.files import CLIENTS, RESULTS
+from fairwind.runs.files import CLIENTS, RESULTS
 
 STUDY = """
 title = "Stored"

@@ -254,9 +254,9 @@ def test_bad_solvers_are_refused_by_name(solver: dict[str, float], message: str)
 
 def test_many_clients_need_no_more_memory_than_a_chunk(monkeypatch) -> None:
     """The rows that train at once are bounded by the budget, however many clients there are."""
-    from fairwind.engine import stacked
     from fairwind.engine.executor import Run
     from fairwind.engine.simulation import Simulation
+    from fairwind.engine.stacked import executor as stacked
 
     made = stacked.train_step
 

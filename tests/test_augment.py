@@ -17,8 +17,8 @@ import fairwind as fw
 from conftest import CLASSES, DEVICE, FEATURES, make_federation
 from exchanged import Exchange, simulated
 from fairwind import Federation, InputError, Settings, Solver, algorithms
-from fairwind.counter import DROPOUT, fold, mix
-from fairwind.engine.compiling import compiler_found
+from fairwind.data.counter import DROPOUT, fold, mix
+from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.layers import CountedRandomness
@@ -201,9 +201,9 @@ def test_chunks_hosts_neighbours_and_resuming_change_nothing(engine: str) -> Non
 
 
 def test_a_recorded_round_augments_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.counter.BY_NUMPY", ())
+    monkeypatch.setattr("fairwind.data.counter.BY_NUMPY", ())
     plain = simulation(images(), ["adafedadam"], READY["both"])
-    monkeypatch.setattr("fairwind.engine.stacked.Graphs", Replayer)
+    monkeypatch.setattr("fairwind.engine.stacked.executor.Graphs", Replayer)
     recorded = simulation(images(), ["adafedadam"], READY["both"])
     assert_together(plain, recorded, rounds=4, tolerance=0)
     assert recorded.executor.round_graphs.replays == 2

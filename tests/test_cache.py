@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from answers import answering, run, training
-from fairwind.engine import cache, compiling
+from fairwind.engine.backends import cache, compiling
 from forked import Ended
 
 pytestmark = pytest.mark.skipif(

@@ -9,9 +9,9 @@ from torch import nn
 
 from conftest import CLASSES, DEVICE, FEATURES, make_federation
 from fairwind import Federation, algorithms
-from fairwind.engine import cutting
-from fairwind.engine.costs import LAUNCHED
+from fairwind.engine.plan.costs import LAUNCHED
 from fairwind.engine.ranks import ALONE
+from fairwind.engine.stacked import cutting
 from fairwind.layers import OperationCounter
 from simulations import assert_together, simulation
 

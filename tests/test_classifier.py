@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES
 from fairwind import Federation, Settings, Solver, algorithms
-from fairwind.engine.backends import at_hand, compile_steps
-from fairwind.engine.classifier import Classifier
-from fairwind.engine.compiling import compiler_found
+from fairwind.engine.backends.backend import at_hand, compile_steps
+from fairwind.engine.backends.classifier import Classifier
+from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from simulations import SOLVERS, assert_together, simulation

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
 from fairwind import Federation, InputError, Settings, Solver, algorithms
-from fairwind.engine.compiling import compiler_found
+from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from simulations import SOLVERS, assert_together, dropout_model, simulation

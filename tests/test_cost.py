@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import fairwind as fw
 from fairwind import algorithms
-from fairwind.cost import Cost, round_cost
-from fairwind.engine.plan import Planner
+from fairwind.engine.schedule import Planner
 from fairwind.engine.settings import Settings
+from fairwind.runs.cost import Cost, round_cost
 from fairwind.study import read_runs
 from fairwind.study.runs import parameters_of
 

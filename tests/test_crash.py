@@ -13,8 +13,8 @@ import pytest
 import fairwind
 from damages import damages, each_damage
 from fairwind.errors import InputError
-from fairwind.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS
 from fairwind.report.interim import read_interim
+from fairwind.runs.files import CLIENTS, HISTORY, MODELS, RECIPE, RESULTS
 from forked import Drawings, Ended, Moment, bits, command, fork, killed, operations, strays
 
 pytestmark = pytest.mark.crash

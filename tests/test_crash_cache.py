@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from answers import answering, run, training
-from fairwind.engine.compiling import compiler_found
+from fairwind.engine.backends.compiling import compiler_found
 from forked import Ended, Moment, killed, operations
 from test_cache import DAMAGES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from damages import damages, each_damage
-from fairwind.files import RESULTS
+from fairwind.runs.files import RESULTS
 from fairwind.study import read_runs
 from forked import Drawings, Ended, Moment, command, fork, killed, operations, strays
 from sweeps import FILES, STUDY, numbers, words

@@ -19,10 +19,10 @@ import fairwind
 from command import ENV
 from conftest import CLASSES, FEATURES
 from fairwind import cli
-from fairwind.engine.native import compiler
+from fairwind.engine.backends.native import compiler
 from fairwind.errors import InputError
-from fairwind.files import CLIENTS, HISTORY, MODELS, RESULTS
-from fairwind.run_folder import explaining, held, new_directory
+from fairwind.runs.files import CLIENTS, HISTORY, MODELS, RESULTS
+from fairwind.runs.folder import explaining, held, new_directory
 from forked import bits, strays
 
 SMALL = "synthetic:clients=6,features=5,classes=3"

@@ -13,10 +13,10 @@ from torch import Tensor
 from conftest import DEVICE, Point, half_square, points
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.aggregation import first_state
+from fairwind.algorithms.simplex import least, project
 from fairwind.contract import AnyAlgorithm, Cohort, Report
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from fairwind.simplex import least, project
 from fairwind.testing import check_algorithm, rehearse
 from minimax import Floats, least_quadratic, minimax
 from simulations import SOLVERS, assert_together, simulation

@@ -7,15 +7,15 @@ from torch.nn.functional import linear
 
 from conftest import CLASSES, FEATURES, make_federation
 from fairwind import Federation, algorithms
-from fairwind.engine.compiling import compiler_found
-from fairwind.engine.model import LARGE
+from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.simulation import Simulation
+from fairwind.engine.stacked.model import LARGE
 from simulations import SOLVERS, assert_together, simulation
 
 
 @pytest.fixture(autouse=True)
 def _small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.engine.model.LARGE", 1)
+    monkeypatch.setattr("fairwind.engine.stacked.model.LARGE", 1)
 
 
 def on_cpu(federation: Federation, names: tuple[str, ...] = algorithms.PAPER, **options: object):
@@ -166,7 +166,7 @@ def test_only_what_is_used_once_for_each_sample_is_left_as_factors(
 
     left = made()
     assert list(left.choice.stacked.factored.values()) == factored
-    monkeypatch.setattr("fairwind.engine.model.LARGE", 1 << 40)
+    monkeypatch.setattr("fairwind.engine.stacked.model.LARGE", 1 << 40)
     formed = made()
     assert not formed.choice.stacked.factored
     assert_together(left, formed, rounds=3)
@@ -209,5 +209,5 @@ def test_a_row_that_has_finished_stays_even_if_its_inputs_overflow() -> None:
 
 
 def test_small_weights_are_not_worth_it(ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.engine.model.LARGE", LARGE)
+    monkeypatch.setattr("fairwind.engine.stacked.model.LARGE", LARGE)
     assert not on_cpu(ragged)[0].choice.stacked.factored

@@ -31,7 +31,7 @@ from fairwind.report.groups import MAX_COLUMNS
 from fairwind.report.labels import data_table
 from fairwind.report.page import figures, page
 from fairwind.report.record import read_record
-from fairwind.results import summary_of
+from fairwind.runs.results import summary_of
 from test_report import Reader
 
 X, Y = torch.arange(60, dtype=torch.float32).view(20, 3), torch.arange(20) % 2

@@ -10,8 +10,8 @@ from torch import Tensor
 from conftest import DEVICE, Point, half_square, make_federation, make_model, points
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
-from fairwind.engine.ragged import evenly
 from fairwind.engine.simulation import Simulation
+from fairwind.engine.stacked.ragged import evenly
 from simulations import Spoilt, run_short, simulation
 
 

@@ -15,13 +15,13 @@ from torch import Tensor
 import fairwind as fw
 from command import called
 from conftest import make_federation, make_model
-from fairwind.directory import RunDirectory
 from fairwind.engine.settings import resolve
 from fairwind.exchange import Bounds, LocalClient, Privacy
 from fairwind.report.interim import read_interim
 from fairwind.report.page import page
 from fairwind.report.record import read_record
-from fairwind.spec import arguments, parameters, with_parameters
+from fairwind.runs.directory import RunDirectory
+from fairwind.runs.spec import arguments, parameters, with_parameters
 
 
 def make_task(**given: object) -> fw.Task:

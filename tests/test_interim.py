@@ -25,10 +25,10 @@ from fairwind import Federation
 from fairwind.errors import InputError
 from fairwind.exchange import FederatedRun
 from fairwind.exchange.evaluation import Evaluations, Judged
-from fairwind.files import HISTORY, RESULTS, lock
 from fairwind.report import live, write_report
 from fairwind.report.interim import read_interim, write_interim
 from fairwind.report.live import follow
+from fairwind.runs.files import HISTORY, RESULTS, lock
 from fairwind.scores import accuracy
 from forked import bits, strays
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fairwind.layers import sixteen_bits, stackable
+from fairwind.layers import stackable
+from fairwind.layers.gpu import sixteen_bits
 
 
 class LSTM(nn.Module):

@@ -13,11 +13,11 @@ from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
 from exchanged import Exchange, simulated, task_of
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.cli.compare import Compare
-from fairwind.counter import EPOCHS, ORDER, fold, mix
-from fairwind.engine.compiling import compiler_found
-from fairwind.engine.plan import Planner
+from fairwind.data.counter import EPOCHS, ORDER, fold, mix
+from fairwind.engine.backends.compiling import compiler_found
+from fairwind.engine.schedule import Planner
 from fairwind.engine.simulation import Simulation
-from fairwind.recipe import Recipe, changed_settings, settings_of
+from fairwind.runs.recipe import Recipe, changed_settings, settings_of
 from fairwind.study.runs import RunKey
 from simulations import assert_together, dropout_model, simulation
 from test_plan import FEDERATION, client_batches

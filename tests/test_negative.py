@@ -8,7 +8,7 @@ from conftest import DEVICE, make_model
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.aggregation import refuses
 from fairwind.engine.executor import Run
-from fairwind.engine.losses import cross_entropy
+from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.simulation import Simulation
 
 

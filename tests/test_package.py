@@ -66,7 +66,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tracked = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=True)
     wanted = {name.removeprefix("src/") for name in tracked.stdout.split()}
-    assert {"fairwind/py.typed", "fairwind/report/page.html", "fairwind/engine/driver.cpp"} <= wanted
+    assert {"fairwind/py.typed", "fairwind/report/page.html", "fairwind/engine/backends/driver.cpp"} <= wanted
     assert {name for name in names if ".dist-info/" not in name} >= wanted
     assert {name.partition("/")[0] for name in names} == {
         "fairwind",

@@ -5,8 +5,8 @@ import torch
 
 from conftest import make_federation
 from fairwind import InputError, Settings, Solver
-from fairwind.counter import fold, mix, scramble
-from fairwind.engine.plan import Planner, places
+from fairwind.data.counter import fold, mix, scramble
+from fairwind.engine.schedule import Planner, places
 
 FEDERATION = make_federation([1, 2, 3, 17, 45, 8, 1, 26])
 

@@ -18,9 +18,9 @@ from command import ENV
 from conftest import DEVICE
 from fairwind import setups
 from fairwind.cli.compare import Compare
-from fairwind.directory import RunDirectory
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.simulation import Simulation
+from fairwind.runs.directory import RunDirectory
 from fairwind.setups import Where
 from test_cli import lines, wait_for
 

@@ -7,7 +7,7 @@ from conftest import make_federation, make_model
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.contract import AnyAlgorithm, Report
 from fairwind.engine.executor import Run
-from fairwind.engine.losses import cross_entropy
+from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.simulation import Simulation
 
 ROUNDS = 5

@@ -17,7 +17,6 @@ from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 from fairwind.data.federation import Federation
-from fairwind.files import sealed, write_json
 from fairwind.intervals import paired_differences
 from fairwind.metrics import fairness, finite
 from fairwind.report import charts, clients, spread, summary_table, write_report
@@ -27,7 +26,8 @@ from fairwind.report.paired import paired
 from fairwind.report.record import read_record
 from fairwind.report.table import MEASURES, display_name, measures
 from fairwind.report.theme import PALETTE, styles, theme
-from fairwind.results import commonest_answer, summary_of
+from fairwind.runs.files import sealed, write_json
+from fairwind.runs.results import commonest_answer, summary_of
 
 KEYS = [measure.key for measure in MEASURES]
 HOSTILE = "</script><script>alert('x')</script>\"&[bold]"

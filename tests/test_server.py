@@ -8,8 +8,9 @@ from torch.nn import functional as F
 from fairwind import Federation, algorithms
 from fairwind.aggregation import advance
 from fairwind.contract import Algorithm, AnyAlgorithm, Contribution, Report, Stateless
-from fairwind.engine import learner, server
+from fairwind.engine import server
 from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.loop import learner
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.server import Server, is_elementwise
 from fairwind.layers import factored

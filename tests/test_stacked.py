@@ -101,7 +101,7 @@ def test_padding_never_touches_another_clients_samples(ragged: Federation) -> No
 
 
 def test_probes_are_paid_for_only_by_algorithms_that_ask(ragged: Federation, monkeypatch) -> None:
-    import fairwind.engine.stacked as stacked
+    import fairwind.engine.stacked.executor as stacked
 
     counted = {"loss": 0, "gradient": 0}
 

@@ -13,7 +13,7 @@ import torch
 import layouts
 from fairwind import Federation, InputError, setups
 from fairwind.data import store
-from fairwind.files import default_cache
+from fairwind.runs.files import default_cache
 from fairwind.setups import Where
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import fairwind
 from command import ENV, called
-from fairwind.files import RESULTS
+from fairwind.runs.files import RESULTS
 from fairwind.study import read_runs
 from forked import strays
 from sweeps import FILES, PACKED, STUDY, numbers, words
@@ -148,7 +148,7 @@ def test_a_run_that_another_process_trains_is_waited_for(tmp_path: Path) -> None
     (run,) = (tmp_path / "runs").iterdir()
     (run / RESULTS).unlink()
     holding = (
-        "import sys, time; from pathlib import Path; from fairwind.files import lock\n"
+        "import sys, time; from pathlib import Path; from fairwind.runs.files import lock\n"
         "with lock(Path(sys.argv[1])) as mine: print(mine, flush=True); time.sleep(300)"
     )
     holder = subprocess.Popen(

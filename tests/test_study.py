@@ -14,16 +14,16 @@ import tyro
 import layouts
 from command import fairwind, refused, succeeded
 from fairwind.cli.compare import Compare
-from fairwind.directory import RunDirectory
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
-from fairwind.files import CLIENTS, sealed, write_json
 from fairwind.paper.studies import STUDIES, scaled
-from fairwind.recipe import Recipe, settings_of
 from fairwind.report import write_study
 from fairwind.report.panel import show
 from fairwind.report.plane import plane_points, planes
 from fairwind.report.table import display_name
+from fairwind.runs.directory import RunDirectory
+from fairwind.runs.files import CLIENTS, sealed, write_json
+from fairwind.runs.recipe import Recipe, settings_of
 from fairwind.setups import Where, find
 from fairwind.study import (
     Finished,

@@ -122,7 +122,7 @@ def test_a_task_that_is_not_the_same_any_more_is_not_resumed(own: Path, tmp_path
     ],
 )
 def test_what_is_no_task_is_refused_by_name(own: Path, name: str, said: str, tmp_path: Path) -> None:
-    from fairwind.references import load_task
+    from fairwind.runs.references import load_task
 
     with pytest.raises(fw.InputError, match=said) as caught:
         load_task(f"{own}:{name}")
@@ -130,7 +130,7 @@ def test_what_is_no_task_is_refused_by_name(own: Path, name: str, said: str, tmp
 
 
 def test_a_file_that_cannot_be_loaded_says_where(tmp_path: Path) -> None:
-    from fairwind.references import is_reference, load_task
+    from fairwind.runs.references import is_reference, load_task
 
     file = tmp_path / "bad.py"
     file.write_text("import torch\n\nraise KeyError('x')\n")

@@ -8,7 +8,7 @@ import torch
 from conftest import DEVICE
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
-from fairwind.engine.losses import cross_entropy
+from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.simulation import Simulation
 from fairwind.scores import accuracy
 from zoo import ZOO, Specimen

@@ -15,18 +15,18 @@ from fairwind import setups
 from fairwind.algorithms import REGISTRY, with_sets
 from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import AnyAlgorithm, is_algorithm
-from fairwind.directory import RunDirectory
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line, in_range, python_numbers, shown
 from fairwind.errors import unknown as unknown_name
-from fairwind.hints import LOCAL, near
-from fairwind.recipe import Recipe
-from fairwind.results import Evaluated, summarise, warnings_of
-from fairwind.run_folder import check_free, explaining, held, holds_run
-from fairwind.seals import damaged
+from fairwind.runs.directory import RunDirectory
+from fairwind.runs.folder import check_free, explaining, held, holds_run
+from fairwind.runs.hints import LOCAL, near
+from fairwind.runs.recipe import Recipe
+from fairwind.runs.results import Evaluated, summarise, warnings_of
+from fairwind.runs.seals import damaged
 from fairwind.setups import Where
 from fairwind.task import Task
 from fairwind.tracking import Given, Tracking
@@ -143,7 +143,7 @@ def compare(
     bit for bit, and loads a finished one. `after_evaluation` is called with the newest metrics of every run,
     a list of dicts. `track` names trackers, such as "mlflow:FOLDER", or is a `fairwind.Tracker` of your own.
     """
-    from fairwind.training import help_along, messages, train
+    from fairwind.runs.training import help_along, messages, train
 
     _refuse(unknown, compare)
     if not isinstance(task, Task):

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, needs_extra, python_numbers, unknown
-from fairwind.files import CLIENTS, MODELS, RESULTS, read_json
 from fairwind.intervals import Interval, paired_differences
 from fairwind.metrics import METRICS, OF_GROUPS, Floats
-from fairwind.seals import check_whole, read_history
+from fairwind.runs.files import CLIENTS, MODELS, RESULTS, read_json
+from fairwind.runs.seals import check_whole, read_history
 
 if TYPE_CHECKING:
     import pandas

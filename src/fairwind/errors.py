@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-from fairwind.hints import near
+from fairwind.runs.hints import near
 
 # Line breaks, escape sequences, direction marks, surrogates, noncharacters.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")

@@ -16,7 +16,7 @@ from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, unknown
 from fairwind.models import linear, lstm, mlp, vgg11
 from fairwind.models.vgg import Init
-from fairwind.spec import Parameters, arguments, parameters, with_parameters
+from fairwind.runs.spec import Parameters, arguments, parameters, with_parameters
 from fairwind.task import Task
 
 

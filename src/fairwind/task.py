@@ -7,8 +7,8 @@ from torch import nn
 
 from fairwind.data.federation import Federation
 from fairwind.engine.augmentation import Augmentation
-from fairwind.engine.fitting import check_loss
-from fairwind.engine.losses import cross_entropy
+from fairwind.engine.losses.fitting import check_loss
+from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.settings import Model
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, python_numbers, whole

@@ -37,7 +37,7 @@ from fairwind.contract import (
     PersonalAlgorithm,
 )
 from fairwind.errors import python_numbers, unknown
-from fairwind.spec import call, parameters, with_parameters
+from fairwind.runs.spec import call, parameters, with_parameters
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=AnyAlgorithm)

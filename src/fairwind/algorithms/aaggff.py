@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.simplex import least
 from fairwind.contract import Cohort, CohortAlgorithm, nonnegative
 from fairwind.errors import in_range, unknown
-from fairwind.simplex import least
 
 Form = Literal["silo", "device"]
 Cdf = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.simplex import project
 from fairwind.contract import Cohort, CohortAlgorithm
 from fairwind.errors import in_range
-from fairwind.simplex import project
 
 
 class State(NamedTuple):

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.simplex import least
 from fairwind.contract import Cohort, GramAlgorithm
 from fairwind.errors import in_range
-from fairwind.simplex import least
 
 
 class State(NamedTuple):

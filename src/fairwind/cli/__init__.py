@@ -21,10 +21,10 @@ from fairwind.cli.report import Report
 from fairwind.cli.resume import Resume
 from fairwind.cli.study import Paper, Sweep
 from fairwind.cli.terminal import err, out
-from fairwind.engine.graphs import out_of_memory
+from fairwind.engine.backends.graphs import out_of_memory
 from fairwind.engine.ranks import find
 from fairwind.errors import InputError, first_line, unknown
-from fairwind.run_folder import explained
+from fairwind.runs.folder import explained
 
 PATIENCE = 10  # seconds
 

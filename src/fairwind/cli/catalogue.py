@@ -10,9 +10,9 @@ from rich.table import Table
 from fairwind import algorithms, setups
 from fairwind.cli.options import Folder, Whole, described
 from fairwind.cli.terminal import out, say
-from fairwind.references import is_reference, load_task
+from fairwind.runs.references import is_reference, load_task
+from fairwind.runs.spec import Parameters, parameters
 from fairwind.setups import Where
-from fairwind.spec import Parameters, parameters
 
 WIDEST = max(map(len, (*setups.SETUPS, *algorithms.REGISTRY)))
 

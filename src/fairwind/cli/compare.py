@@ -25,19 +25,19 @@ from fairwind.cli.options import (
     described,
 )
 from fairwind.cli.terminal import say
-from fairwind.directory import RunDirectory
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find, join
 from fairwind.engine.settings import DataOn, Engine, Settings, Switch
 from fairwind.errors import InputError, in_range
-from fairwind.recipe import Recipe, changed_settings, settings_of
-from fairwind.references import is_reference, load_task
-from fairwind.run_folder import check_free, explaining, held, new_directory
+from fairwind.runs.directory import RunDirectory
+from fairwind.runs.folder import check_free, explaining, held, new_directory
+from fairwind.runs.recipe import Recipe, changed_settings, settings_of
+from fairwind.runs.references import is_reference, load_task
+from fairwind.runs.spec import with_parameters
+from fairwind.runs.training import help_along
 from fairwind.setups import Where
-from fairwind.spec import with_parameters
 from fairwind.task import Task
 from fairwind.tracking import Tracking
-from fairwind.training import help_along
 
 SETTINGS = (  # options of a comparison
     *("rounds", "solver", "momentum", "lr", "batch_size", "weight_decay", "clip", "lr_decay", "epochs"),

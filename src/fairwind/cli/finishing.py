@@ -6,12 +6,12 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from fairwind.cli.terminal import err, out
-from fairwind.directory import RunDirectory
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line
-from fairwind.run_folder import explaining
+from fairwind.runs.directory import RunDirectory
+from fairwind.runs.folder import explaining
+from fairwind.runs.training import train
 from fairwind.tracking import Tracking
-from fairwind.training import train
 
 
 def finish(

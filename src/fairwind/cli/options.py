@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from fairwind.recipe import SOLVERS
+from fairwind.runs.recipe import SOLVERS
 
 Command = TypeVar("Command", bound=type)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from fairwind.cli.finishing import show
 from fairwind.cli.options import Directory, described
 from fairwind.cli.terminal import out, say
-from fairwind.directory import check_begun
-from fairwind.files import RESULTS, is_held, lock, sweep
-from fairwind.seals import check_whole, lost_results
+from fairwind.runs.directory import check_begun
+from fairwind.runs.files import RESULTS, is_held, lock, sweep
+from fairwind.runs.seals import check_whole, lost_results
 
 
 @described

@@ -8,15 +8,15 @@ from pathlib import Path
 from fairwind.cli.finishing import finish, show
 from fairwind.cli.options import Directory, Folder, Seconds, described
 from fairwind.cli.terminal import err, say
-from fairwind.directory import RunDirectory
 from fairwind.engine.ranks import find
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, in_range
-from fairwind.references import is_reference
-from fairwind.run_folder import explaining, held
-from fairwind.seals import damaged
+from fairwind.runs.directory import RunDirectory
+from fairwind.runs.folder import explaining, held
+from fairwind.runs.references import is_reference
+from fairwind.runs.seals import damaged
+from fairwind.runs.training import help_along
 from fairwind.tracking import Tracking
-from fairwind.training import help_along
 
 
 @described

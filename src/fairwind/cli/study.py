@@ -18,21 +18,21 @@ from fairwind.cli.terminal import err, out, say
 from fairwind.data import store
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source
-from fairwind.directory import RunDirectory
 from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find
 from fairwind.engine.settings import Settings, Switch, resolve
 from fairwind.engine.simulation import Simulation
-from fairwind.environment import environment
 from fairwind.errors import InputError, in_range, unknown
-from fairwind.files import write_json
 from fairwind.paper import theory
 from fairwind.paper.studies import STUDIES, THEORY, Scale, scaled
-from fairwind.run_folder import BusyError
+from fairwind.runs.directory import RunDirectory
+from fairwind.runs.environment import environment
+from fairwind.runs.files import write_json
+from fairwind.runs.folder import BusyError
+from fairwind.runs.training import train as train_rounds
 from fairwind.setups import Where
 from fairwind.study import Finished, Panel, Study, choose, clear, missing, narrowed, read_runs, read_study
 from fairwind.study import run as train_job
-from fairwind.training import train as train_rounds
 
 
 @described

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from fairwind.progress import Messages
+from fairwind.runs.progress import Messages
 
 out = Console(highlight=False)
 err = Messages()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairwind.counter import segments
+from fairwind.data.counter import segments
 from fairwind.data.given import joined, read_given
 from fairwind.data.groups import Groups, group_sizes, read_groups
 from fairwind.data.padding import Pad, as_samples

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fairwind.counter import segments
+from fairwind.data.counter import segments
 from fairwind.data.samples import Samples
 from fairwind.data.values import Ragged, Values, as_values, leaves
 from fairwind.errors import InputError

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairwind.counter import SPLIT, fold, mix, segments, shuffle
+from fairwind.data.counter import SPLIT, fold, mix, segments, shuffle
 from fairwind.errors import InputError, in_range, positive
 
 Indices = NDArray[np.int64]

@@ -20,7 +20,7 @@ from torch import Tensor
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source, named_vectors, sha256
 from fairwind.errors import InputError, first_line
-from fairwind.files import PARTIAL, default_cache, lock, partial_folder, read_json, write_json
+from fairwind.runs.files import PARTIAL, default_cache, lock, partial_folder, read_json, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fairwind.files import read_json, write_atomic
+from fairwind.runs.files import read_json, write_atomic
 
 KEPT = 2
 

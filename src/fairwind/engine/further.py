@@ -14,9 +14,9 @@ from fairwind.engine.held import Held
 from fairwind.engine.layout import Layout, Parts
 from fairwind.engine.local import Locals, Modifications
 from fairwind.engine.memory import Memories, changed
-from fairwind.engine.ragged import Chunk
-from fairwind.engine.steps import Rows
-from fairwind.engine.sums import Partial
+from fairwind.engine.stacked.ragged import Chunk
+from fairwind.engine.stacked.steps import Rows
+from fairwind.engine.stacked.sums import Partial
 from fairwind.engine.workers import Workers
 
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind, mapped, tensors
 from fairwind.engine.augmentation import Augmentation
-from fairwind.engine.fitting import fit_loss, sample_weights
 from fairwind.engine.layout import Layout, Parts, copy_into
-from fairwind.engine.losses import Loss, cross_entropy
+from fairwind.engine.losses.fitting import fit_loss, sample_weights
+from fairwind.engine.losses.loss import Loss, cross_entropy
+from fairwind.engine.losses.scoring import fit_scores
 from fairwind.engine.modules import (
     activations,
     call,
@@ -27,7 +28,6 @@ from fairwind.engine.modules import (
     restore_buffers,
     seed_generators,
 )
-from fairwind.engine.scoring import fit_scores
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, OperationCounter, counted, key_names
 from fairwind.scores import Score

@@ -13,25 +13,25 @@ from torch import Tensor
 from fairwind.aggregation import first_state, refuses
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
-from fairwind.engine.backends import COMPILER
+from fairwind.engine.backends.backend import COMPILER
+from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.checks import build, check_room, check_runs, check_shapes, check_shared, placed
-from fairwind.engine.choice import choose
-from fairwind.engine.compiling import compiler_found
-from fairwind.engine.curves import Curves
-from fairwind.engine.evaluate import Scorer, split, training_losses
+from fairwind.engine.evaluation.curves import Curves
+from fairwind.engine.evaluation.evaluate import Scorer, split, training_losses
+from fairwind.engine.evaluation.views import averaged, judge_views, views_of
 from fairwind.engine.executor import Executor, Outcome, Run
-from fairwind.engine.loop import Loop
-from fairwind.engine.losses import cross_entropy
+from fairwind.engine.loop.executor import Loop
+from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
-from fairwind.engine.plan import Planner
+from fairwind.engine.plan.choice import choose
 from fairwind.engine.precision import products
 from fairwind.engine.ranks import ALONE, Ranks
+from fairwind.engine.schedule import Planner
 from fairwind.engine.server import Server
 from fairwind.engine.settings import Model, Settings, resolve
-from fairwind.engine.stacked import Stacked
-from fairwind.engine.views import averaged, judge_views, views_of
+from fairwind.engine.stacked.executor import Stacked
 from fairwind.engine.workers import keep_memory, threads
 from fairwind.errors import InputError
 from fairwind.metrics import by_group, fairness, finite

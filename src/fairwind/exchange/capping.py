@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.engine.learner import Sum
+from fairwind.engine.loop.learner import Sum
 
 HALF = 0.5  # of any further sum, such as that of certainties, is the most that a client may have
 

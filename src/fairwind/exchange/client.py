@@ -13,17 +13,17 @@ from fairwind.contract import AnyAlgorithm, Contribution, Local, LocalAlgorithm,
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, take
 from fairwind.engine.checks import build, check_runs, placed
-from fairwind.engine.choice import choose
-from fairwind.engine.evaluate import Scorer, client_scores, split, training_losses
+from fairwind.engine.evaluation.evaluate import Scorer, client_scores, split, training_losses
 from fairwind.engine.executor import Executor, Outcome, Run
-from fairwind.engine.loop import Loop
+from fairwind.engine.loop.executor import Loop
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
-from fairwind.engine.plan import Planner
+from fairwind.engine.plan.choice import choose
 from fairwind.engine.precision import products
 from fairwind.engine.ranks import ALONE
+from fairwind.engine.schedule import Planner
 from fairwind.engine.settings import Settings, resolve
-from fairwind.engine.stacked import Stacked
+from fairwind.engine.stacked.executor import Stacked
 from fairwind.engine.workers import threads
 from fairwind.errors import InputError, python_numbers, whole
 from fairwind.exchange.evaluation import Judged

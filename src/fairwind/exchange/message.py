@@ -12,7 +12,7 @@ from torch import Tensor
 from fairwind.algorithms import NEEDS
 from fairwind.contract import Algorithm, AnyAlgorithm, LocalAlgorithm, Probe, Report
 from fairwind.engine.layout import Layout
-from fairwind.engine.learner import norm
+from fairwind.engine.loop.learner import norm
 from fairwind.errors import InputError, shown
 
 Sends = Literal["report", "sums"]

@@ -6,7 +6,7 @@ from torch import nn
 
 from fairwind.contract import Probe
 from fairwind.engine.layout import Layout
-from fairwind.engine.learner import norm
+from fairwind.engine.loop.learner import norm
 from fairwind.errors import InputError
 from fairwind.exchange.message import Reply, from_report, report_form, to_report
 

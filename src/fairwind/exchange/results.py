@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairwind.directory import FEDERATED
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
-from fairwind.environment import environment
 from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Evaluations
 from fairwind.exchange.server import Aggregator
-from fairwind.files import HISTORY, RECIPE, is_sealed, read_json, sealed, write_atomic, write_json
 from fairwind.metrics import METRICS
-from fairwind.results import summary_of
-from fairwind.run_folder import CHECKPOINTS, held
-from fairwind.seals import finish, history_lines
+from fairwind.runs.directory import FEDERATED
+from fairwind.runs.environment import environment
+from fairwind.runs.files import HISTORY, RECIPE, is_sealed, read_json, sealed, write_atomic, write_json
+from fairwind.runs.folder import CHECKPOINTS, held
+from fairwind.runs.results import summary_of
+from fairwind.runs.seals import finish, history_lines
 
 
 def owner_of(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fairwind.counter import PARTICIPATE, fold, mix
+from fairwind.data.counter import PARTICIPATE, fold, mix
 from fairwind.errors import whole
 
 LOG = logging.getLogger("flwr")

@@ -12,7 +12,7 @@ from fairwind.errors import InputError
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.privacy import Privacy
 from fairwind.flower.strategy import AlgorithmStrategy
-from fairwind.spec import with_parameters
+from fairwind.runs.spec import with_parameters
 from fairwind.task import Task
 
 ALPHA = "alpha"

@@ -24,7 +24,7 @@ from fairwind.exchange.results import FederatedRun, owner_of
 from fairwind.exchange.server import Aggregator
 from fairwind.flower.nodes import LOG, Nodes
 from fairwind.flower.records import ARRAYS, CONFIG, SHARED, from_content, judged_of, to_arrays, to_record
-from fairwind.run_folder import run_name
+from fairwind.runs.folder import run_name
 from fairwind.scores import accuracy, as_scores
 from fairwind.task import Task
 from fairwind.tracking import Given, Tracking

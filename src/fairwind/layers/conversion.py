@@ -8,15 +8,13 @@ from fairwind.layers import (
     convolution,
     dropout,
     embedding,
-    implicit,
     linear,
-    lstm,
     masks,
     normalization,
     pooling,
     recurrent,
-    sixteen_bits,
 )
+from fairwind.layers.gpu import implicit, lstm, sixteen_bits
 
 STACKABLE: dict[type[nn.Module], type[nn.Module]] = {
     **attention.STACKABLE,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairwind.layers import implicit
 from fairwind.layers.batching import models_first
+from fairwind.layers.gpu import implicit
 from fairwind.layers.operators import Window
 from fairwind.layers.tracing import is_traced, must_be_contiguous
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairwind.counter import mix
+from fairwind.data.counter import mix
 
 Hashes = Callable[[tuple[int, ...], Any], Tensor]  # of a shape, on a device: 32 bits each
 NAMED = {"size", "dtype", "device", "low", "high", "input", "p"}  # arguments that are known here

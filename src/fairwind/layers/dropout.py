@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from fairwind.counter import MASK, mix
+from fairwind.data.counter import MASK, mix
 from fairwind.layers.tracing import is_traced
 
 KEY = "dropout_key"  # the name of a layer's buffer

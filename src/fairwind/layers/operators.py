@@ -149,7 +149,7 @@ def convolve_pixels(
     how: Sequence[int],
 ) -> Tensor:
     """The gradient with respect to the kernels (R, h, w, C, outputs)."""
-    from fairwind.layers import kernels
+    from fairwind.layers.gpu import kernels
 
     rows, samples, height, width, channels = x.shape
     out_height, out_width, outputs = d_y.shape[2:]
@@ -186,7 +186,7 @@ def sum_pixels(d_y: Tensor) -> Tensor:
 
     Hidden from the compiler, which would compute d_y a second time inside a slow sum.
     """
-    from fairwind.layers import kernels
+    from fairwind.layers.gpu import kernels
 
     rows, pixels, outputs = d_y.shape[0], d_y.shape[1:4].numel(), d_y.shape[4]
     m = min(64, max(16, 1 << (outputs - 1).bit_length()))
@@ -213,7 +213,7 @@ def _correlate(
     where: tuple[int, ...],
 ) -> None:
     """Runs the kernel of that name."""
-    from fairwind.layers import kernels
+    from fairwind.layers.gpu import kernels
 
     rows, samples, height, width, channels = x.shape
     pixels, outputs = samples * sizes[0] * sizes[1], y.shape[4]

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from fairwind.layers import lstm
 from fairwind.layers.batching import models_first
 from fairwind.layers.cells import CELLS, Tensors
 from fairwind.layers.dropout import dropout
+from fairwind.layers.gpu import lstm
 
 
 def unroll(

@@ -12,7 +12,7 @@ from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.message import RefusedError, Sends
 from fairwind.exchange.server import Aggregator
 from fairwind.nvflare.models import CLIENT, SAID, reply_of
-from fairwind.recipe import build_algorithm
+from fairwind.runs.recipe import build_algorithm
 from fairwind.task import Task
 
 

@@ -14,8 +14,8 @@ from fairwind import algorithms, setups
 from fairwind.errors import first_line
 from fairwind.exchange.client import LocalClient
 from fairwind.nvflare.models import SAID, as_model, failed
-from fairwind.recipe import build_algorithm
-from fairwind.references import is_reference, load_task
+from fairwind.runs.recipe import build_algorithm
+from fairwind.runs.references import is_reference, load_task
 from fairwind.task import Task
 
 

@@ -8,7 +8,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
 
-from fairwind.counter import PARTICIPATE, fold, mix
+from fairwind.data.counter import PARTICIPATE, fold, mix
 from fairwind.errors import python_numbers, whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, check_judged, scores_of

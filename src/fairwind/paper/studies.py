@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from fairwind.algorithms import PAPER
 from fairwind.paper import two_cores
 from fairwind.paper.variants import LARGER_STEP
-from fairwind.spec import expand, with_parameters
+from fairwind.runs.spec import expand, with_parameters
 from fairwind.study import Panel, Study
 
 Scale = Literal["smoke", "reduced", "full"]

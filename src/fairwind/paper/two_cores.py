@@ -1,7 +1,7 @@
 """Studies of what the paper leaves open, sized for two CPU cores."""
 
 from fairwind.paper import variants
-from fairwind.spec import expand
+from fairwind.runs.spec import expand
 from fairwind.study import Panel, Study
 
 VARIANTS = tuple(

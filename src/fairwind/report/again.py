@@ -8,7 +8,7 @@ from fairwind import algorithms
 from fairwind.errors import InputError
 from fairwind.report.html import escaped, pairs_html, table_html
 from fairwind.report.record import Record
-from fairwind.spec import arguments, parameters
+from fairwind.runs.spec import arguments, parameters
 
 
 def how_section(record: Record) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from fairwind.files import write_atomic
 from fairwind.report.table import Measure, Results, display_name, mean_and_spread, seed_count
+from fairwind.runs.files import write_atomic
 
 Spec = dict[str, Any]
 

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fairwind import scores
-from fairwind.directory import FEDERATED, RunDirectory
 from fairwind.engine.checkpoint import read_record
 from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Evaluations
-from fairwind.files import HISTORY, RECIPE, RESULTS, is_held, is_sealed, read_json, write_atomic
 from fairwind.metrics import METRICS, OF_GROUPS
-from fairwind.recipe import in_words
 from fairwind.report.page import INTERIM, figures, page
 from fairwind.report.record import Record, read_curves
-from fairwind.results import summary_of
-from fairwind.run_folder import CHECKPOINTS
+from fairwind.runs.directory import FEDERATED, RunDirectory
+from fairwind.runs.files import HISTORY, RECIPE, RESULTS, is_held, is_sealed, read_json, write_atomic
+from fairwind.runs.folder import CHECKPOINTS
+from fairwind.runs.recipe import in_words
+from fairwind.runs.results import summary_of
 from fairwind.scores import Score
 
 Lines = list[dict[str, Any]]

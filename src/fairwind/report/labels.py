@@ -13,10 +13,10 @@ from rich.text import Text
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind
 from fairwind.errors import printable
-from fairwind.files import write_atomic, writing_pages
 from fairwind.report.html import frame, plain_spec, section, write_figure
 from fairwind.report.record import thin
 from fairwind.report.theme import theme
+from fairwind.runs.files import write_atomic, writing_pages
 
 MAX_CLIENTS = 200  # columns of the figure
 

@@ -11,12 +11,12 @@ from typing import Any
 from safetensors import SafetensorError
 
 from fairwind.errors import InputError, first_line
-from fairwind.files import HISTORY, RESULTS, is_held
 from fairwind.report.html import escaped
 from fairwind.report.interim import read_interim
 from fairwind.report.page import figures, page
 from fairwind.report.record import read_record
-from fairwind.run_folder import CHECKPOINTS
+from fairwind.runs.files import HISTORY, RESULTS, is_held
+from fairwind.runs.folder import CHECKPOINTS
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0  # seconds that a browser has to fetch the last page

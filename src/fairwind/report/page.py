@@ -7,7 +7,6 @@ from typing import Any
 import altair as alt
 
 from fairwind.data.federation import Federation
-from fairwind.files import write_atomic
 from fairwind.report import charts, groups, spread
 from fairwind.report.again import how_section
 from fairwind.report.clients import client_chart, clients_data, clients_section
@@ -28,7 +27,8 @@ from fairwind.report.sizes import shown_by_size, sizes, trend_words
 from fairwind.report.table import Results, count, display_name, judged, measures, notes, reading, seed_count
 from fairwind.report.targets import targets_data, targets_section
 from fairwind.report.theme import theme
-from fairwind.seals import check_whole
+from fairwind.runs.files import write_atomic
+from fairwind.runs.seals import check_whole
 
 INTERIM = "interim.html"  # the page of a run that is not finished
 

@@ -25,7 +25,7 @@ from fairwind.report.record import Record
 from fairwind.report.spread import distribution
 from fairwind.report.table import MEASURES, algorithm_of, count, display_name, seed_count
 from fairwind.report.targets import TARGETS_READ, target_tables
-from fairwind.results import summary_of
+from fairwind.runs.results import summary_of
 from fairwind.study import Finished, Panel, Study, choose
 
 Chart = alt.Chart | alt.LayerChart

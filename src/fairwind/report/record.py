@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from fairwind.files import CLIENTS, RECIPE, RESULTS, read_json
 from fairwind.metrics import completed, over_seeds
 from fairwind.report.table import Judged, judged, seed_count
+from fairwind.runs.files import CLIENTS, RECIPE, RESULTS, read_json
+from fairwind.runs.seals import read_history
 from fairwind.scores import Kind
-from fairwind.seals import read_history
 
 MAX_ROUNDS = 60  # of the clients' own curves
 

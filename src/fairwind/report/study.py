@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fairwind.files import write_atomic, write_json, writing_pages
 from fairwind.report import latex
 from fairwind.report.beside import (
     BESIDE,
@@ -25,6 +24,7 @@ from fairwind.report.plane import plane, plane_section, planes
 from fairwind.report.table import MEASURES, display_name, notes, seed_count
 from fairwind.report.targets import cost_of, rounds_to
 from fairwind.report.theme import theme
+from fairwind.runs.files import write_atomic, write_json, writing_pages
 from fairwind.study import Finished, Study
 
 FEW = 6  # missing runs that a note names

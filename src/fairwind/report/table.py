@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fairwind.errors import printable
 from fairwind.metrics import OF_ACCURACIES
-from fairwind.references import is_reference
+from fairwind.runs.references import is_reference
 
 Results = dict[str, Any]
 

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fairwind.cost import per_round
 from fairwind.report.charts import curve_of
 from fairwind.report.html import escaped, scroll
 from fairwind.report.record import Record
 from fairwind.report.table import display_name
+from fairwind.runs.cost import per_round
 
 MEASURES = {"avg": "average", "worst30": "worst 30 %"}
 TARGETS_READ = (

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from fairwind.files import write_atomic, writing_pages
 from fairwind.report.html import chart_html, escaped, frame, plain_spec, table_html, write_figure
 from fairwind.report.table import NAMES, display_name
 from fairwind.report.theme import theme
+from fairwind.runs.files import write_atomic, writing_pages
 
 Row = dict[str, Any]
 

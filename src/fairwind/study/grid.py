@@ -11,7 +11,7 @@ from fairwind import algorithms
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line, unknown, whole
-from fairwind.spec import expand
+from fairwind.runs.spec import expand
 from fairwind.study.panel import Panel, Study
 
 CHARTS = ("curves", "distribution", "plane", "targets", "pareto", "rsd", "tuned", "labels")

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairwind import setups
-from fairwind.directory import RunDirectory
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
-from fairwind.files import HISTORY, RECIPE, RESULTS, lock, read_json
-from fairwind.recipe import Recipe
-from fairwind.run_folder import CHECKPOINTS, held, holds_run
-from fairwind.seals import damaged
+from fairwind.runs.directory import RunDirectory
+from fairwind.runs.files import HISTORY, RECIPE, RESULTS, lock, read_json
+from fairwind.runs.folder import CHECKPOINTS, held, holds_run
+from fairwind.runs.recipe import Recipe
+from fairwind.runs.seals import damaged
 from fairwind.setups import Where
 from fairwind.study.panel import Panel, choose, own_digests
 from fairwind.study.runs import Finished, RunKey

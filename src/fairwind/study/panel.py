@@ -8,8 +8,8 @@ from typing import Any
 from fairwind import algorithms, setups
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, unknown
-from fairwind.recipe import Recipe, algorithm_digest, build_algorithm, settings_of
-from fairwind.references import is_reference
+from fairwind.runs.recipe import Recipe, algorithm_digest, build_algorithm, settings_of
+from fairwind.runs.references import is_reference
 from fairwind.study.runs import Finished, RunKey
 
 EXACT = ("float32", "tf32", "bf16")  # the most precise first

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fairwind import algorithms, setups
-from fairwind.cost import Cost, per_round, round_cost
 from fairwind.data.source import Source
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line
-from fairwind.files import CLIENTS, HISTORY, PACKED, RESULTS, read_json
 from fairwind.metrics import completed
-from fairwind.references import is_reference
+from fairwind.runs.cost import Cost, per_round, round_cost
+from fairwind.runs.files import CLIENTS, HISTORY, PACKED, RESULTS, read_json
+from fairwind.runs.references import is_reference
+from fairwind.runs.seals import damaged, lost_results, read_history
+from fairwind.runs.spec import arguments, parameters
 from fairwind.scores import Kind
-from fairwind.seals import damaged, lost_results, read_history
-from fairwind.spec import arguments, parameters
 
 Floats = NDArray[np.float32]
 EMPTY: Mapping[str, str] = {}

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, needs_extra, unknown
-from fairwind.files import TRACKING, read_json, write_json
-from fairwind.recipe import Recipe, in_words
-from fairwind.results import Evaluated
-from fairwind.run_folder import RUNS, run_name
+from fairwind.runs.files import TRACKING, read_json, write_json
+from fairwind.runs.folder import RUNS, run_name
+from fairwind.runs.recipe import Recipe, in_words
+from fairwind.runs.results import Evaluated
 
 
 class Tracked(NamedTuple):

@@ -1,0 +1,1 @@
+"""How a stacked step is computed: eager, compiled, hand-written, recorded."""

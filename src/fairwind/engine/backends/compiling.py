@@ -1,0 +1,297 @@
+"""Compiled steps, and everything that depends on PyTorch internals.
+
+On a CPU a step is compiled ahead of time into a library, and a C++ driver runs all steps of a chunk in one
+call, without the GIL: entering compiled code through Python costs more than a small step. On a GPU, where
+steps are replayed as CUDA graphs, `torch.compile` is used.
+"""
+
+import ctypes
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fairwind.data import samples
+from fairwind.engine.backends import cache
+from fairwind.engine.backends.graphs import out_of_memory
+from fairwind.engine.backends.native import build, compiler, library, named, source
+from fairwind.engine.stacked.gradients import Product
+from fairwind.engine.stacked.steps import Batches, Rows, Step
+from fairwind.errors import first_line
+from fairwind.layers import prepare_compiler, tracing
+
+DRIVER = "driver.cpp", "subnormal.h"
+# Sizes of the example that a step is traced with: all different, so that none is mistaken for another.
+ROWS, OFFSETS, TABLE, SAMPLES = 7, 13, 29, 41
+OPTIONS = {"cpp.threads": 1}  # a worker has one core
+INDUCTOR, KEPT = "TORCHINDUCTOR_CACHE_DIR", ("??/*", "precompiled_headers/*.*")
+CODES = {  # of types, in C++
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+
+
+def compiler_found(device: torch.device) -> bool:
+    return find_spec("triton") is not None if device.type == "cuda" else compiler() is not None
+
+
+class Library:
+    """A step compiled for a CPU, for any number of rows, batches and samples."""
+
+    def __init__(self, step: Step, rows: Rows, batches: Batches, inputs: Any, targets: Any):
+        """Compiled for tensors of these types and shapes, or taken from the cache."""
+        flat, structure = tree_flatten((rows, batches, inputs, targets))
+        by_row, tables = len(rows.tensors()), 2
+        varying = (
+            [ROWS] * by_row + [OFFSETS] * len(rows.offset) + [TABLE] * tables + [0] * (len(batches) - tables)
+        )
+        varying += [SAMPLES] * (len(flat) - len(varying))
+        example = [_resized(t, n) for t, n in zip(flat, varying, strict=True)]
+        graph, self.shared, self.parts = _trace(step, example, varying, structure)
+        varying += [0] * len(self.shared)
+        self.strides = [t.stride() for t in (*example, *self.shared)]
+        self.step, self.steps = _build(graph, [*example, *self.shared], varying), _driver()
+
+    def driver(self) -> "Driver":
+        return Driver(self)
+
+
+class Driver:
+    """Runs the steps of one chunk after another; used by one thread at a time."""
+
+    def __init__(self, library: Library):
+        self.shared, self.parts, self.strides = library.shared, library.parts, library.strides
+        self._library, self._driver = library.step, library.steps
+        self._container = ctypes.c_void_p()
+        create = self._library.AOTInductorModelContainerCreateWithDevice
+        _done(create(ctypes.byref(self._container), ctypes.c_size_t(1), b"cpu", None))
+        self._run = ctypes.cast(self._library.AOTInductorModelContainerRunSingleThreaded, ctypes.c_void_p)
+
+    def __del__(self) -> None:
+        if getattr(self, "_container", None):
+            self._library.AOTInductorModelContainerDelete(self._container)
+
+    def __call__(self, rows: Rows, batches: Batches, inputs: Any, targets: Any, counts: list[int]) -> None:
+        """Lets rows take steps, each by the first so many."""
+        tensors = [*rows.tensors(), *rows.offset, *batches, *samples.tensors((inputs, targets)), *self.shared]
+        described: list[int] = []
+        for t, stride in zip(tensors, self.strides, strict=True):
+            assert t.stride() == stride  # compiled code is specialised to these strides
+            described += [t.data_ptr(), CODES[t.dtype], t.ndim, *t.shape, *t.stride()]
+        begin = len(rows.weights) if rows.kept else 0  # products are added to what is kept, or to weights
+        _done(
+            self._driver.take_steps(
+                self._run,
+                self._container,
+                *_numbers(described),
+                ctypes.c_int64(len(tensors)),
+                ctypes.c_int64(len(rows.tensors())),
+                *_numbers(counts),
+                *_numbers([begin + part for part in self.parts]),
+                *_numbers([len(rows.tensors()) + part for part in self.parts] if rows.offset else []),
+                ctypes.c_int64(len(rows.tensors()) - 1),
+            )
+        )
+
+
+def _numbers(values: list[int]) -> tuple[Any, Any]:
+    return (ctypes.c_int64 * max(1, len(values)))(*values), ctypes.c_int64(len(values))
+
+
+def _done(code: int) -> None:
+    if code:
+        raise RuntimeError("a compiled step failed; with compile=off it need not be compiled")
+
+
+def _resized(tensor: Tensor, size: int) -> Tensor:
+    """A tensor of zeros with the same memory layout, and another size in its first dimension."""
+    if not size:
+        return torch.zeros_like(tensor)
+    made = torch.empty_strided((size, *tensor.shape[1:]), tensor.stride(), dtype=tensor.dtype)
+    return made.zero_()
+
+
+def _trace(
+    step: Step, example: list[Tensor], varying: list[int], structure: Any
+) -> tuple[GraphModule, list[Tensor], list[int]]:
+    """A step as a graph of PyTorch operations; the tensors that all rows share; the parts of its products."""
+    # PyTorch's compiler takes seconds to import.
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    fakes = []
+    for i, (tensor, varies) in enumerate(zip(example, varying, strict=True)):
+        sizes = [DimDynamic.STATIC] * tensor.ndim
+        if varies:
+            sizes[0] = DimDynamic.DUCK  # equal sizes are one
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+        fakes.append(mode.from_tensor(tensor, symbolic_context=context, source=ConstantSource(f"t{i}")))
+    parts: list[int] = []
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        left: dict[int, Product] = step(*tree_unflatten(list(tensors), structure))
+        parts[:] = list(left)
+        factors = [t for product in left.values() for t in (product.left, product.right)]
+        shifted = [t for product in list(left.values())[:1] for t in product[2:] if t is not None]
+        return factors + shifted  # which are the same in all
+
+    def traced(contiguous: bool) -> GraphModule:
+        with torch.no_grad(), tracing(contiguous=contiguous):
+            return make_fx(flat, tracing_mode="symbolic")(*fakes)
+
+    try:
+        graph = traced(False)
+    except RuntimeError:  # of a `view` in the user's module
+        graph = traced(True)
+    return graph, _lift(graph), parts
+
+
+def _lift(graph: GraphModule) -> list[Tensor]:
+    """Turns the constant tensors of a graph into arguments, and returns them."""
+    shared: dict[str, tuple[Tensor, Any]] = {}
+    last = next(node for node in reversed(graph.graph.nodes) if node.op == "placeholder")
+    for node in graph.graph.find_nodes(op="get_attr"):
+        tensor = getattr(graph, node.target)
+        if not isinstance(tensor, Tensor):
+            continue
+        if node.target not in shared:
+            with graph.graph.inserting_after(last):
+                last = graph.graph.placeholder(f"shared_{len(shared)}")
+            last.meta = dict(node.meta)
+            shared[node.target] = tensor.detach(), last
+        node.replace_all_uses_with(shared[node.target][1])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return [tensor for tensor, _ in shared.values()]
+
+
+def _build(graph: GraphModule, example: list[Tensor], varying: list[int]) -> ctypes.CDLL:
+    """The compiled graph."""
+    shapes = [(str(t.dtype), tuple(t.shape), t.stride()) for t in example]
+    described = graph.code, shapes, OPTIONS, torch.__version__
+
+    def make(path: Path) -> None:
+        build("/dev/null", path)  # of a compiler that does not work, PyTorch's does not say so
+        with warnings.catch_warnings(), _private_inductor():
+            warnings.simplefilter("ignore")
+            _compile(graph, example, varying, path)
+
+    return library(described, "AOTInductorModelContainerRunSingleThreaded", make)
+
+
+def _driver() -> ctypes.CDLL:
+    """What runs many steps of a compiled graph in one call."""
+    libraries = Path(torch.__file__).parent / "lib"
+    options = f"-L{libraries}", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"
+    described = source(*DRIVER), torch.__version__
+    return library(described, "take_steps", lambda path: build(DRIVER[0], path, *options))
+
+
+def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], path: Path) -> None:
+    from torch.export import Dim, export
+
+    dims = {ROWS: Dim("rows"), OFFSETS: Dim("offsets"), TABLE: Dim("table"), SAMPLES: Dim("samples")}
+    shapes = tuple({0: dims[n]} if n else None for n in varying)
+    with torch.no_grad():
+        program = export(graph, tuple(example), dynamic_shapes=shapes)
+        package = torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str(path.with_suffix(".pt2")),
+            inductor_configs={**OPTIONS},  # which it changes
+        )
+    with zipfile.ZipFile(package) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".so"))
+        path.write_bytes(archive.read(name))
+
+
+@contextmanager
+def _private_inductor() -> Iterator[None]:
+    """Lets PyTorch's compiler use a private folder, with what earlier processes kept of theirs.
+
+    Its own in /tmp has a name that others can guess, and what is there is used unchecked: precompiled
+    headers, and libraries that probe the processor.
+    """
+    from torch._inductor import codecache, cpp_builder
+
+    version = cpp_builder.get_compiler_version_info(cpp_builder.get_cpp_compiler())
+    with cache.tools(named(("inductor", torch.__version__, version), "zip"), *KEPT) as folder:
+        before = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR, os.environ.get(INDUCTOR)
+        headers = folder / "precompiled_headers"
+        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
+        os.environ[INDUCTOR] = str(folder)
+        try:
+            yield
+        finally:
+            codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR, own = before
+            del os.environ[INDUCTOR]
+            os.environ.update({INDUCTOR: own} if own else {})
+
+
+def compiled_for_gpu(step: Step) -> Step:
+    """A step compiled when it is first taken, for any number of rows and samples."""
+    # Compiled code is cached, and its number limited, by code object: each engine gets its own.
+    assert isinstance(step, FunctionType)
+    step.__code__ = step.__code__.replace()
+    plain: Step = step
+    prepare_compiler()
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get(INDUCTOR) in (None, default_cache_dir()):  # in /tmp, where others can write
+        os.environ[INDUCTOR] = str(cache.private_folder("inductor"))
+    compiled: Step = torch.compile(plain)
+    chosen: Step | None = None
+
+    def unchecked(*arguments: Any) -> dict[int, Product]:
+        # Calls differ only in the number of rows, and the code is compiled for any number. Checking
+        # everything else on every call takes as long as a small step.
+        try:
+            with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+                return compiled(*arguments)
+        except RuntimeError as error:
+            if "Recompilation triggered" not in str(error):
+                raise
+            return compiled(*arguments)
+
+    def call(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> dict[int, Product]:
+        nonlocal chosen
+        if chosen is not None:
+            return chosen(rows, batches, inputs, targets)
+        for tensor in (*rows.tensors(), *rows.offset, *batches[:2], *tree_flatten((inputs, targets))[0]):
+            if len(tensor) > 1:
+                torch._dynamo.mark_dynamic(tensor, 0)
+        for contiguous in (False, True):  # for a `view` in the user's module
+            try:
+                with tracing(contiguous=contiguous):
+                    left = compiled(rows, batches, inputs, targets)
+                chosen = unchecked
+                return left
+            except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
+                if isinstance(error, RuntimeError) and out_of_memory(error):
+                    raise
+                why = first_line(error)
+        warnings.warn(f"the local step runs uncompiled, and slower: {why}", stacklevel=2)
+        chosen = plain
+        return plain(rows, batches, inputs, targets)
+
+    return call

@@ -1,0 +1,1 @@
+"""Scores and losses of models on clients."""

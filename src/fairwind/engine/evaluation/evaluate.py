@@ -1,0 +1,125 @@
+"""Every client's mean loss and scores at shared weights, in large batches across clients."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fairwind.data.counter import segments
+from fairwind.data.federation import Federation
+from fairwind.engine.losses.loss import Loss
+from fairwind.engine.ranks import ALONE, Ranks
+from fairwind.engine.stacked.ragged import chunks
+from fairwind.scores import Score, segment_sums
+
+# Approximate size of the activations of one batch, over all models
+NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
+
+Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client after client
+
+
+class Scorer(Protocol):
+    """A model that can score samples."""
+
+    per_sample: int  # activations
+    stacks: bool  # whether it holds the activations of all models at once
+    loss: Loss
+    judges: tuple[Score, ...]
+    sample_weights: Tensor | None  # what samples add to the divisor of a mean loss, if not 1
+
+    def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
+        ...
+
+    def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """The same with different samples for each model x (R, P): (R, B, …)."""
+        ...
+
+
+@torch.no_grad()
+def client_scores(
+    model: Scorer, federation: Federation, x: Tensor, sizes: Tensor, pick: Pick, ranks: Ranks = ALONE
+) -> tuple[Tensor, ...]:
+    """Loss and each score of every client under each model x (R, P), as (R, K) float64 tensors.
+
+    `sizes` (K,) are the clients' numbers of samples, `pick` selects them; a client without samples gets NaN.
+    Ranks share whole chunks, so a client's numbers are bit for bit the same for any number of ranks.
+    """
+    at_once = len(x) if model.stacks else 1
+    limit = max(16, NUMBERS.get(x.device.type, 1 << 22) // (max(64, model.per_sample) * at_once))
+    judges = model.loss.as_score, *model.judges
+    found = torch.zeros(len(judges), len(x), len(sizes), dtype=torch.float64, device=x.device)
+    for clients in chunks(sizes, limit)[ranks.rank :: ranks.world]:
+        batches = _batches(pick(clients), sizes[clients], model.loss, limit)
+        judged = [model.scores(x, *federation.at(part)) for part in batches]
+        for of_clients, score, each in zip(found, judges, zip(*judged, strict=True), strict=True):
+            values = torch.cat(each, dim=1)
+            of_clients[:, clients.to(x.device)] = score.of_clients(values, sizes[clients])
+    return tuple(ranks.sum(*found))
+
+
+def training_losses(model: Scorer, federation: Federation, x: Tensor, ranks: Ranks = ALONE) -> Tensor:
+    """F_k of every client under each model x (R, P), over its training samples: (R, K).
+
+    It is 0 for a client without labels that count, as in its probes.
+    """
+    sizes, pick = split(federation, "train")
+    losses = client_scores(model, federation, x, sizes, pick, ranks)[0]
+    if model.sample_weights is None:
+        return losses
+    weights = model.sample_weights[pick(torch.arange(len(sizes)))]
+    return torch.where(segment_sums(weights[None, :, None], sizes)[..., 0] > 0, losses, 0)
+
+
+def _batches(samples: Tensor, sizes: Tensor, loss: Loss, limit: int) -> Sequence[Tensor]:
+    """Samples of clients in batches across clients; or, for a loss of whole batches, of one client each."""
+    if not loss.batched:
+        return torch.split(samples, limit)
+    own = samples.split_with_sizes(sizes.tolist())
+    return [part for each in own if len(each) for part in torch.split(each, loss.batch_size)] or [samples]
+
+
+@torch.no_grad()
+def own_scores(
+    model: Scorer, federation: Federation, models: Tensor, sizes: Tensor, pick: Pick, device: torch.device
+) -> Tensor:
+    """Loss and each score of every client under its own model, of (K, P), as float64 (·, K)."""
+    limit = max(16, NUMBERS.get(device.type, 1 << 22) // max(64, model.per_sample))
+    judges = model.loss.as_score, *model.judges
+    found = torch.full((len(judges), len(sizes)), torch.nan, dtype=torch.float64, device=device)
+    if model.loss.batched:  # padding would count
+        for k in sizes.nonzero()[:, 0].tolist():
+            samples = pick(torch.tensor([k]))
+            own = models[k : k + 1].to(device), sizes[k : k + 1], lambda _, samples=samples: samples
+            found[:, k] = torch.stack(client_scores(model, federation, *own))[:, 0, 0]
+        return found
+    # Clients of similar size together: shorter batches are padded with the client's first sample.
+    order = torch.argsort(sizes, stable=True)
+    order = order[sizes[order] > 0]
+    for part in chunks(sizes[order] + 1, limit):
+        clients = order[part]
+        counts = sizes[clients]
+        owner, place = segments(counts)
+        batch = torch.zeros(len(clients), int(counts.max()), dtype=torch.int64)
+        samples = pick(clients)
+        batch[:] = (counts.cumsum(0) - counts)[:, None]
+        batch[owner, place] = torch.arange(len(owner))
+        given = federation.at(samples[batch.to(samples.device)])
+        values = model.own_scores(models[clients.to(models.device)].to(device), *given)
+        for of_clients, score, each in zip(found, judges, values, strict=True):
+            mine = each[owner.to(device), place.to(device)][None]
+            of_clients[clients.to(device)] = score.of_clients(mine, counts)[0]
+    return found
+
+
+def split(federation: Federation, part: str) -> tuple[Tensor, Pick]:
+    """Sizes and picker of all clients' "train" or "test" samples."""
+    sizes = federation.train if part == "train" else federation.test
+    start = federation.start if part == "train" else federation.start + federation.train
+
+    def pick(clients: Tensor) -> Tensor:
+        owner, place = segments(sizes[clients])
+        return (start[clients][owner] + place).to(federation.device)
+
+    return sizes, pick

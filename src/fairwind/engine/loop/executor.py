@@ -1,0 +1,247 @@
+"""The plain executor: one client after another, with ordinary autograd and PyTorch's own optimisers.
+
+It takes any module that PyTorch can train. On a CPU, clients are distributed over worker threads, one per
+core; a large model uses all cores in each kernel instead. The stacked executor is tested against it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.contract import GradientAlgorithm, Local, MemoryAlgorithm, PersonalAlgorithm, Report
+from fairwind.data.counter import mix
+from fairwind.data.federation import Federation
+from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.layout import Parts
+from fairwind.engine.local import local_part
+from fairwind.engine.loop.learner import PROBED, Learner, Modification, difference, split
+from fairwind.engine.loop.tally import ClientResult, Tally, outcome
+from fairwind.engine.memory import Memories
+from fairwind.engine.plain import PlainModel
+from fairwind.engine.schedule import Order, Plan, Planner
+from fairwind.engine.workers import Workers
+
+LARGE = 1 << 20  # parameters from which on a model is large,
+LONG = 5e9  # and operations of a step, whose kernels then fill all cores
+TOGETHER = 64  # clients whose reports are added at once, at most,
+NUMBERS = 1 << 20  # and numbers of their updates
+
+
+class Job(NamedTuple):
+    """A client of a run."""
+
+    run: int
+    entry: int  # of the seed's plan
+    client: int
+
+
+class Schedule(NamedTuple):
+    """The clients of a seed in a round, and their samples."""
+
+    plan: Plan
+    training: list[Tensor]  # of each entry, its samples in their order, epoch after epoch
+    probing: list[Tensor]
+    sizes: list[int]  # of an epoch
+    steps: list[int]
+    keys: list[int]  # for dropout
+
+
+class Loop:
+    """Executes rounds one client at a time."""
+
+    def __init__(
+        self,
+        model: PlainModel,
+        federation: Federation,
+        planner: Planner,
+        runs: list[Run],
+        memories: Memories,
+        *,
+        workers: int = 1,
+    ):
+        self.federation, self.planner, self.runs, self.memories = federation, planner, runs, memories
+        # Kernels of a large model use all cores, and several large models do not fit into the cache; small
+        # steps would wait for the GIL. And PyTorch's generator is shared by all threads.
+        self.threads = 1
+        few = planner.participants * len(runs) < workers
+        if few or model.layout.parameters >= LARGE or model.operations(planner.solver.batch_size) >= LONG:
+            workers, self.threads = 1, workers
+        elif model.uses_generators or not model.fills_a_core(planner.solver.batch_size):
+            workers = 1
+        self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
+        factors = federation.device.type == "cpu" and planner.solver.plain and not self.summing
+        self.workers = Workers([Learner(model.another(), factors=factors) for _ in range(workers)])
+        self.layout = model.layout
+        self.together = max(1, min(TOGETHER, NUMBERS // model.layout.parameters))
+        self.unknown = torch.full((), torch.nan, dtype=torch.float64, device=federation.device)
+
+    def prepare(self, round: int) -> int:
+        self.lr = self.planner.solver.rate(round)
+        self.schedules = {seed: self._schedule(seed, round) for seed in {run.seed for run in self.runs}}
+        return sum(int(self.schedules[run.seed].plan.steps.sum()) for run in self.runs)
+
+    def _schedule(self, seed: int, round: int) -> Schedule:
+        plan = self.planner.plan([seed], round)
+        entries, device = torch.arange(len(plan.client)), self.federation.device
+        keys = plan.order_key.to(device), plan.dropout_key.to(device)
+        training = self.planner.training(plan, entries).order(*keys)
+        probing = self.planner.probing(plan, entries, PROBED).order(*keys)
+        return Schedule(
+            plan,
+            _by_entry(training, plan.size * plan.epochs),
+            _by_entry(probing, self.planner.probed(plan.size)),
+            plan.size.tolist(),
+            plan.steps.tolist(),
+            plan.dropout_key.tolist(),
+        )
+
+    def round(
+        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[Outcome], None]
+    ) -> None:
+        jobs = [
+            Job(r, entry, client)
+            for r, run in enumerate(self.runs)
+            for entry, client in enumerate(self.schedules[run.seed].plan.client.tolist())
+        ]
+        models = [self.layout.parts(each) for each in x]
+        with self.workers.states[0].model.own_generators():
+            probes, more = self._gradients(x, models, jobs)
+
+            @torch.enable_grad()
+            def train(job: Job, learner: Learner) -> ClientResult:
+                r = job.run
+                trained = self._train(x[r], models[r], states[r], more.get(r), job, learner, probes.get(job))
+                if isinstance(self.runs[r].algorithm, PersonalAlgorithm):
+                    self._train_personal(x[r], job, learner)
+                return trained
+
+            tallies = [Tally(r, run, x[r], states[r], self.memories) for r, run in enumerate(self.runs)]
+            done = zip(jobs, self.workers.map(train, jobs), strict=True)
+            for r, of_run in groupby(done, lambda pair: pair[0].run):
+                while some := list(islice(of_run, self.together)):
+                    entries = [job.entry for job, _ in some]
+                    tallies[r].add([trained for _, trained in some], self._report(r, entries, loss0))
+        finish(outcome(tallies, more))
+
+    def _report(self, r: int, entries: list[int], loss0: Tensor) -> Report:
+        """The reports of a run's clients, without what they measured."""
+        plan, device = self.schedules[self.runs[r].seed].plan, loss0.device
+        size, steps = plan.size[entries].double(), plan.steps[entries].double()
+        return Report(
+            size=size.to(device),
+            steps=self.planner.solver.accumulated(steps).to(device),
+            lr=torch.full_like(size, self.lr, device=device),
+            update_norm=self.unknown,
+            loss=self.unknown,
+            loss0=loss0[r, plan.client[entries].to(device)],
+            grad_norm=self.unknown,
+        )
+
+    def _gradients(
+        self, x: Tensor, models: list[Parts], jobs: list[Job]
+    ) -> tuple[dict[Job, tuple[Tensor, Tensor]], dict[int, Tensor]]:
+        """The probes of runs that need gradients, and their mean gradients (P,)."""
+        mine = [job for job in jobs if job.run in self.summing]
+        found: dict[Job, tuple[Tensor, Tensor]] = {}
+        total = {r: torch.zeros_like(x[r], dtype=torch.float64) for r in self.summing}
+        weight = dict.fromkeys(self.summing, 0.0)
+
+        @torch.enable_grad()
+        def measure(job: Job, learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
+            gradient = torch.empty_like(x[job.run])
+            learner.model.load(models[job.run])
+            return *self._probe(learner, job, gradient), gradient
+
+        for job, (loss, size, gradient) in zip(mine, self.workers.map(measure, mine), strict=True):
+            found[job] = loss, size
+            if torch.isfinite(size):
+                samples = self.schedules[self.runs[job.run].seed].sizes[job.entry]
+                total[job.run] += samples * gradient.double()
+                weight[job.run] += samples
+        return found, {r: each / max(1, weight[r]) for r, each in total.items()}
+
+    def _modification(
+        self, job: Job, x: Tensor, received: Parts, state: Any, mean: Tensor | None
+    ) -> Modification:
+        """How a client's local steps are modified."""
+        run = self.runs[job.run]
+        corrected = isinstance(run.algorithm, GradientAlgorithm) and run.algorithm.corrected
+        local = local_part(run, "training")
+        if local == Local() and not corrected and job.run not in self.memories.values:
+            return Modification()
+        w = -local.pull * x
+        if local.shared is not None:
+            w += local.shared(state).to(x.dtype)
+        if isinstance(run.algorithm, MemoryAlgorithm):
+            w += run.algorithm.memory.factor * self.memories.take(job.run, torch.tensor([job.client]))[0]
+        if corrected:
+            assert mean is not None
+            assert not callable(local.scale)
+            w += local.scale * mean.to(x.dtype)
+        return Modification(local, self.layout.parts(w), received if corrected else None)
+
+    def _train(
+        self,
+        x: Tensor,
+        received: Parts,
+        state: Any,
+        mean: Tensor | None,
+        job: Job,
+        learner: Learner,
+        probed: tuple[Tensor, Tensor] | None,
+    ) -> ClientResult:
+        """A client probes (unless done) and trains from x (P,), whose parts it received."""
+        learner.model.load(received)
+        loss, grad_norm = probed or self._probe(learner, job)
+        self._steps(learner, job, self._modification(job, x, received, state, mean))
+        update, update_norm = difference(x, received, learner.model.weights)
+        return ClientResult(job.client, loss, grad_norm, update_norm, update)
+
+    def _train_personal(self, x: Tensor, job: Job, learner: Learner) -> None:
+        """A client trains its personal model."""
+        client = torch.tensor([job.client])
+        learner.model.load(self.layout.parts(self.memories.take(job.run, client)[0]))
+        local = local_part(self.runs[job.run], "personal")
+        self._steps(learner, job, Modification(local, self.layout.parts(-local.pull * x)))
+        new = self.layout.flatten(learner.model.module)[None]
+        if torch.isfinite(new).all():
+            self.memories.put(job.run, client, new)
+
+    def _probe(self, learner: Learner, job: Job, gradient: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The mean loss over a client's samples, and the norm of its gradient if the probe needs it.
+
+        The gradient itself is written to `gradient` (P,), if given.
+        """
+        run = self.runs[job.run]
+        if run.algorithm.probe == "none":
+            return self.unknown, self.unknown
+        samples = self.schedules[run.seed].probing[job.entry]
+        loss = partial(self._pick, learner.model.evaluation_loss)
+        if run.algorithm.probe == "loss":
+            return learner.loss(loss, samples), self.unknown
+        return learner.probe(loss, samples, None if gradient is None else self.layout.parts(gradient))
+
+    def _steps(self, learner: Learner, job: Job, modification: Modification) -> None:
+        """The client's steps, in place."""
+        learner.steps(self.planner.solver, self.lr, self._batches(learner.model, job), modification)
+
+    def _batches(self, model: PlainModel, job: Job) -> Iterator[Callable[[], Tensor]]:
+        """For each local step, a function that computes the loss of its batch."""
+        schedule = self.schedules[self.runs[job.run].seed]
+        key, size = schedule.keys[job.entry], self.planner.solver.batch_size
+        epochs = split(schedule.training[job.entry], schedule.sizes[job.entry])
+        batches = (part for epoch in epochs for part in split(epoch, size))
+        for step, part in enumerate(islice(batches, schedule.steps[job.entry])):
+            yield partial(self._pick, partial(model.training_loss, key=mix(key, step)), part)
+
+    def _pick(self, loss: Callable[..., Tensor], samples: Tensor) -> Tensor:
+        return loss(*self.federation.at(samples))
+
+
+def _by_entry(order: Order, sizes: Tensor) -> list[Tensor]:
+    """The samples of each entry, given their numbers."""
+    return list(order.samples.split_with_sizes(sizes.tolist()))

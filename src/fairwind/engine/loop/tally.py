@@ -1,0 +1,101 @@
+"""One run's sums of a round, to which the loop adds its clients a few at a time."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairwind.aggregation import contribute, usable_clients
+from fairwind.contract import CohortAlgorithm, GramAlgorithm, MemoryAlgorithm, Report
+from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.held import Held
+from fairwind.engine.loop.learner import Sum
+from fairwind.engine.memory import Memories, changed
+
+
+class ClientResult(NamedTuple):
+    """A client's results."""
+
+    client: int
+    loss: Tensor  # at the received model; NaN if not probed
+    grad_norm: Tensor
+    update_norm: Tensor
+    update: Tensor  # δ (P,)
+
+
+class Tally:
+    """What a run's clients add up to."""
+
+    def __init__(self, r: int, run: Run, x: Tensor, state: Any, memories: Memories):
+        """For the r-th run, whose clients receive x (P,)."""
+        self.r, self.algorithm, self.state, self.memories = r, run.algorithm, state, memories
+        self.total = Sum(x)
+        self.sums: Any = None
+        self.used, self.left_out = torch.zeros(2, dtype=torch.int64, device=x.device)
+        self.lowest = torch.full((), torch.inf, dtype=torch.float64, device=x.device)
+        self.change: Tensor | None = None  # Σ of the changes of clients' memories (P,)
+        if isinstance(self.algorithm, MemoryAlgorithm):
+            self.change = torch.zeros_like(x, dtype=torch.float64)
+        self.held: Held | None = None
+        if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
+            self.held = Held(self.algorithm, lambda matrices: matrices[0])
+
+    def add(self, clients: list[ClientResult], report: Report) -> None:
+        """Adds clients, given also their report (n,), whose measured numbers are still missing."""
+        report = report._replace(
+            loss=torch.stack([each.loss for each in clients]),
+            grad_norm=torch.stack([each.grad_norm for each in clients]),
+            update_norm=torch.stack([each.update_norm for each in clients]),
+        )
+        self.lowest = torch.fmin(self.lowest, report.loss.nan_to_num(torch.inf).min())
+        if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
+            usable = usable_clients(self.algorithm, report)
+            assert self.held is not None
+            self.held.add(report, self._numbers(clients), [_together(clients)])
+        else:
+            part, usable = contribute(self.algorithm, report)
+            sums = [each.sum() for each in part.sums]
+            self.sums = type(part.sums)(*(sums if self.sums is None else map(torch.add, self.sums, sums)))
+            if isinstance(self.algorithm, MemoryAlgorithm):
+                self._remember(self.algorithm, clients, report, usable)
+            for each, coef, use in zip(clients, part.coef.tolist(), usable.tolist(), strict=True):
+                if use:
+                    self.total.add(coef, each.update)
+        self.used += usable.sum()
+        self.left_out += (~usable).sum()
+
+    def _numbers(self, clients: list[ClientResult]) -> Tensor:
+        return torch.tensor([each.client for each in clients], device=self.lowest.device)
+
+    def _remember(
+        self,
+        algorithm: MemoryAlgorithm[Any, Any],
+        clients: list[ClientResult],
+        report: Report,
+        usable: Tensor,
+    ) -> None:
+        """Updates the clients' memories."""
+        update, numbers = _together(clients).clone(), self._numbers(clients)
+        shared = algorithm.local.shared(self.state).to(update.dtype) if algorithm.local.shared else 0.0
+        memory = partial(self.memories.take, self.r, numbers)
+        change = changed(algorithm.memory.change(report), memory, shared, update, usable)
+        self.memories.add(self.r, numbers, change)
+        assert self.change is not None
+        self.change += change.sum(0, dtype=torch.float64) if len(change) > 1 else change[0]
+
+
+def _together(clients: list[ClientResult]) -> Tensor:
+    """The updates (n, P)."""
+    return clients[0].update[None] if len(clients) == 1 else torch.stack([each.update for each in clients])
+
+
+def outcome(tallies: list[Tally], more: dict[int, Tensor]) -> Outcome:
+    """The sums of all runs; `more` are the mean gradients of those that have them."""
+    total = torch.stack([tally.total.flush() for tally in tallies])
+    used, left_out, lowest = (
+        torch.stack([getattr(tally, name) for tally in tallies]) for name in ("used", "left_out", "lowest")
+    )
+    changes = {tally.r: tally.change for tally in tallies if tally.change is not None}
+    held = {tally.r: tally.held for tally in tallies if tally.held is not None}
+    return Outcome(total, [tally.sums for tally in tallies], used, left_out, lowest, more | changes, held)

@@ -1,0 +1,1 @@
+"""Losses and scores, fitted to what a model puts out."""

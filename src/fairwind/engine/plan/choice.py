@@ -1,0 +1,90 @@
+"""Which executor trains a model, and why."""
+
+from typing import NamedTuple
+
+from torch import nn
+
+from fairwind.data.federation import Federation
+from fairwind.engine.plain import PlainModel
+from fairwind.engine.plan.costs import least_stacked_seconds, loop_seconds, stacked_seconds
+from fairwind.engine.precision import compute_type
+from fairwind.engine.ranks import Ranks
+from fairwind.engine.settings import Engine, Settings
+from fairwind.engine.stacked.model import CannotStackError, StackedModel
+from fairwind.errors import InputError
+
+SURELY = 0.9  # share of the loop's estimated time; the loop is the safe choice where they are close
+
+
+class Choice(NamedTuple):
+    """The model that an executor trains: a stacked one, or none for the loop; and why."""
+
+    stacked: StackedModel | None
+    why: str
+
+    @property
+    def engine(self) -> Engine:
+        return "loop" if self.stacked is None else "stacked"
+
+    def __str__(self) -> str:
+        order = "one client after another" if self.stacked is None else "all clients at once"
+        return f"{order}: {self.why}"
+
+
+def choose(
+    model: nn.Module,
+    plain: PlainModel,
+    federation: Federation,
+    settings: Settings,
+    ranks: Ranks,
+    rows: int,
+) -> Choice:
+    """Stacked if possible and faster for so many rows; the engine in the settings, or an error."""
+    solver = settings.solver
+    if settings.engine == "loop":
+        return Choice(None, "engine=loop")
+    compute = compute_type(settings.precision)
+    on_cpu = federation.device.type == "cpu"
+    free = on_cpu and not _needs_stacked(settings, ranks)
+    size, workers, compiled = solver.batch_size, settings.workers or 1, settings.compile == "on"
+    alone = SURELY * loop_seconds(plain, size, workers)
+    reason = ""
+    stacked = None
+    if callable(solver.optimizer):
+        reason = f"{solver.name} is not one of the optimizers that are stacked (sgd, adam, adamw, rmsprop)"
+    elif free and alone < least_stacked_seconds(plain, size, workers):
+        return _gains_nothing(plain, size, rows)
+    else:
+        try:
+            factored = on_cpu and solver.plain and compute is None
+            stacked = StackedModel(model, plain, federation, compute=compute, factored=factored)
+        except CannotStackError as error:
+            reason = f"the model cannot be stacked: {error}"
+    if stacked is None:
+        remedy = _needs_stacked(settings, ranks)
+        if remedy:
+            raise InputError(f"{reason}; {remedy}")
+        return Choice(None, reason)
+    if settings.engine == "stacked":
+        return Choice(stacked, "engine=stacked")
+    if free and alone < stacked_seconds(stacked, plain, size, rows, workers, compiled=compiled):
+        return _gains_nothing(plain, size, rows)
+    return Choice(stacked, "the model can be stacked")
+
+
+def _gains_nothing(plain: PlainModel, batch_size: int, rows: int) -> Choice:
+    why = "a local step of this model keeps a core busy"
+    if not plain.fills_a_core(batch_size):
+        why = f"the clients at once ({rows}) are few for the operations of a local step"
+    return Choice(None, f"on a CPU {why}, and stacking gains nothing")
+
+
+def _needs_stacked(settings: Settings, ranks: Ranks) -> str:
+    """A remedy if a setting needs the stacked executor, else empty."""
+    if settings.engine == "stacked":
+        return "engine=loop trains it"
+    if settings.precision == "bf16":
+        return "with precision=float32 it can train one client after another"
+    if ranks.world > 1:
+        return "without torchrun it can train one client after another"
+    return ""

@@ -1,0 +1,1 @@
+"""All rows at once: the stacked model, its steps, chunks and sums."""

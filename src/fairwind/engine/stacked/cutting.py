@@ -1,0 +1,174 @@
+"""Divides the rows of a round into chunks within a memory budget."""
+
+from collections.abc import Collection
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairwind.engine.executor import Run
+from fairwind.engine.local import PASSES, trains
+from fairwind.engine.plan.costs import LAUNCHED
+from fairwind.engine.ranks import Ranks
+from fairwind.engine.schedule import Plan, Planner
+from fairwind.engine.stacked.model import StackedModel
+from fairwind.engine.stacked.ragged import Chunk, active_rows, chunk_of, chunks, evenly, round_robin
+from fairwind.layers.gpu import lstm
+from fairwind.layers.gpu.sixteen_bits import has_room, rounds
+
+# What rows are used for: kinds of training, and probes
+Kind = Literal["training", "corrected", "personal", "gradient", "loss"]
+PROBES: tuple[Kind, ...] = ("gradient", "loss")
+WORTH = 1 << 24  # numbers that pass through steps, from which on several workers are faster than one
+
+
+class Cutter:
+    """The rows of a round: one for each client of each run."""
+
+    def __init__(
+        self,
+        model: StackedModel,
+        planner: Planner,
+        runs: list[Run],
+        *,
+        budget: int,
+        workers: int,
+        apart: Collection[int] = (),
+        vectors: int = 0,
+    ):
+        """`budget` is how many numbers the rows of a chunk may hold together.
+
+        For the runs `apart`, chunks record which rows are theirs. Rows have this many further `vectors`.
+        """
+        self.apart, self.vectors = apart, vectors
+        self.model, self.planner, self.runs = model, planner, runs
+        self.budget, self.workers = budget, workers
+        self.on_gpu = planner.federation.device.type == "cuda"
+        self.seeds = sorted({run.seed for run in runs})
+        self.run_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
+        # Samples of a client per probe batch: more are faster, but clients with fewer samples are padded.
+        sizes = planner.probed(planner.federation.train)
+        typical, largest = int(sizes.double().mean()), max(1, int(sizes.max()))
+        probed = min(256 if self.on_gpu else 64, max(32, 1 << typical.bit_length() - 1), largest)
+        if model.loss.batched:
+            probed = model.loss.batch_size
+        self.batch_sizes: dict[Kind, int] = dict.fromkeys(PROBES, probed)
+        self.batch_sizes |= dict.fromkeys(PASSES, planner.solver.batch_size)
+        self.plan: Plan | None = None
+        self.steps = 0  # of a round, in all
+        self.compiled = False
+
+    @property
+    def launched(self) -> int:
+        """Numbers of a chunk from which on launching operations one by one costs little."""
+        return 0 if self.compiled or self.on_gpu else LAUNCHED * self.model.operations
+
+    def begin(self, round: int, ranks: Ranks) -> int:
+        """Prepares a round and this rank's rows; returns the number of local steps of all ranks."""
+        if self.planner.repeats and self.plan is not None:  # only the keys change
+            self.plan = self.planner.with_keys(self.plan, self.seeds, round)
+            return self.steps
+        self.plan = self.planner.plan(self.seeds, round)
+        # Every run has a row for each client its seed chose.
+        per_seed = self.planner.participants
+        row_run = torch.arange(len(self.runs)).repeat_interleave(per_seed)
+        row_entry = (self.run_seed[row_run].view(-1, per_seed) * per_seed + torch.arange(per_seed)).view(-1)
+        steps = self.plan.steps[row_entry]
+        # Ranks share the rows so that all have about the same work.
+        passes = torch.tensor([1 + (r.algorithm.probe == "gradient") for r in self.runs])
+        mine = ranks.share(steps * passes[row_run])
+        self.row_run, self.row_entry = row_run[mine], row_entry[mine]
+        self.steps = int(steps.sum())
+        return self.steps
+
+    def rows(self, kind: Kind) -> Tensor:
+        """The rows for a purpose, sorted so that rows of the same chunk are adjacent."""
+        asking = [trains(run, kind) if kind in PASSES else run.algorithm.probe == kind for run in self.runs]
+        rows = torch.tensor(asking)[self.row_run].nonzero()[:, 0]
+        rows = rows[torch.argsort(self._steps(kind, rows), descending=True, stable=True)]
+        # Rows with equal numbers of steps waste the least; but a chunk pays for the sums of all its runs,
+        # which is expensive if it has few rows.
+        if self.budget < 4 * len(self.runs) * self.fixed(kind):
+            rows = rows[torch.argsort(self.row_run[rows], stable=True)]
+        return rows
+
+    def cut(self, kind: Kind, rows: Tensor) -> list[Tensor]:
+        """Rows in chunks within the budget, in each the longest first."""
+        if not len(rows):
+            return []
+        costs = self._costs(kind, rows)
+        if self.on_gpu:  # of one size, so that all reuse the same memory
+            parts = evenly(costs, self.budget)
+        else:
+            parts = list(chunks(costs, self.budget))
+            # Few rows: each worker gets equally many, of all lengths, if there is enough work to wake it up
+            # (and if workers would not mostly wait for the GIL).
+            work = int(self._steps(kind, rows).sum()) * self.fixed(kind)
+            enough = work >= WORTH and int(costs.sum()) >= self.launched
+            if len(parts) < 8 * self.workers and (len(parts) > 1 or enough):
+                parts = round_robin(len(rows), -(-len(parts) // self.workers) * self.workers)
+        if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # the compiler specialises one row
+            parts[-2:] = [torch.cat(parts[-2:])]
+        cut = [rows[part] for part in parts]
+        return [part[torch.argsort(self._steps(kind, part), descending=True, stable=True)] for part in cut]
+
+    def halved(self, kind: Kind, rows: Tensor, left: Tensor) -> list[Tensor]:
+        """The remaining rows, in chunks of half the size of these rows; so are later chunks."""
+        self.budget = max(1, min(self.budget, int(self._costs(kind, rows).sum())) // 2)
+        return self.cut(kind, left)
+
+    def chunk(self, kind: Kind, rows: Tensor, most_counts: int | None) -> Chunk:
+        """The rows as a chunk, whose numbers of active rows are rounded up to at most this many values."""
+        assert self.plan is not None
+        entries, row_entry = torch.unique(self.row_entry[rows], return_inverse=True)
+        bring = self.planner.federation.brought_to is not None
+        if kind in PASSES:
+            selection = self.planner.training(self.plan, entries, bring=bring)
+        else:
+            selection = self.planner.probing(self.plan, entries, self.batch_sizes[kind], bring=bring)
+        multiple = 1 if most_counts is None else -(-len(rows) // most_counts)
+        counts = active_rows(self._steps(kind, rows), multiple)
+        return chunk_of(
+            rows, self.row_run[rows], row_entry, selection, counts, self.batch_sizes[kind], self.apart
+        )
+
+    def fixed(self, kind: Kind) -> int:
+        """How many numbers a row holds, apart from its samples."""
+        # Its parameters, received ones, gradient, moments and a temporary; the activations of a batch, and
+        # their gradients.
+        model, kept = self.model, max(1, self.planner.solver.moments)
+        activations = 2 * self.batch_sizes[kind] * model.per_sample
+        return (4 + kept + self.vectors) * model.layout.parameters + model.per_row + activations
+
+    def _steps(self, kind: Kind, rows: Tensor) -> Tensor:
+        assert self.plan is not None
+        entry = self.row_entry[rows]
+        if kind in PASSES:
+            return self.plan.steps[entry]
+        return -(-self.planner.probed(self.plan.size[entry]) // self.batch_sizes[kind])
+
+    def _costs(self, kind: Kind, rows: Tensor) -> Tensor:
+        """Approximately how many numbers each row holds."""
+        # Besides the fixed part, about a dozen int64 numbers per sample while the order is computed; and the
+        # samples themselves, if they are copied to the device.
+        assert self.plan is not None
+        federation = self.planner.federation
+        own = 24
+        if federation.brought_to is not None:
+            own += federation.bytes // (4 * max(1, federation.samples))
+        samples = self.batch_sizes[kind] * self._steps(kind, rows)
+        if kind in PASSES:  # an epoch is shuffled as a whole, even if few of its steps are taken
+            samples = samples.maximum((self.plan.size * self.plan.epochs)[self.row_entry[rows]])
+        return self.fixed(kind) + own * samples
+
+    def saved(self, world: int) -> float:
+        """Approximately how many seconds compiled steps save in a round, on one of so many ranks."""
+        solver, size = self.planner.solver, self.planner.federation.train
+        steps = solver.local_steps(solver.work[1], -(-size // solver.batch_size))
+        numbers = self.planner.participants * len(self.runs) // world * self.fixed("training")
+        if self.on_gpu:  # passes over memory; but many small products gain nothing
+            recurrent = [layer for layer in self.model.training.modules() if isinstance(layer, nn.RNNBase)]
+            by_token = not all(lstm.fits(layer) and rounds() and has_room() for layer in recurrent)
+            return 0.0 if by_token else 3e-12 * numbers * float(steps.double().mean())
+        calls = max(int(steps.max()), int(numbers // self.budget * steps.double().mean()))
+        return 1e-3 * calls

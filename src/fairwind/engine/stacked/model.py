@@ -1,0 +1,292 @@
+"""A module vectorised over models: losses and gradients for many rows of parameters at once."""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fairwind.data.federation import Federation
+from fairwind.data.samples import cast, mapped, take
+from fairwind.engine.layout import Parts
+from fairwind.engine.modules import activations, copied, duplicate, read
+from fairwind.engine.plain import PlainModel, judged
+from fairwind.engine.precision import products
+from fairwind.engine.stacked.gradients import Dense, Factored, Gradient, is_linear, watch
+from fairwind.errors import first_line
+from fairwind.layers import CountedRandomness, OperationCounter, key_names, stackable
+
+LARGE = 1 << 14  # size of a weight from which on a factored gradient pays
+# Tolerance of gradients relative to their norm; in float32 cuDNN may round factors to TF32.
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
+
+Seen = dict[int, Tensor]  # by the indices of parts
+# Names for types, because PyTorch's compiler cannot read such an annotation inside a function.
+Total = tuple[Tensor, tuple[Tensor, Seen]]
+Found = tuple[Parts, Tensor, Seen]
+
+
+class CannotStackError(Exception):
+    """A module cannot be vectorised over models; the message says why."""
+
+
+class StackedModel:
+    """A module's loss and gradient for rows of parameters, each with its own batch.
+
+    Parameters with `requires_grad=False` and all buffers are shared by every row, not copied.
+    """
+
+    stacks = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plain: PlainModel,
+        federation: Federation,
+        *,
+        compute: torch.dtype | None = None,
+        factored: bool = False,
+    ):
+        """Local steps are computed in the type `compute`, if given; large gradients may be `factored`."""
+        if why := plain.cannot_stack(federation):
+            raise CannotStackError(why)
+        self.loss, self.judges = replace(plain.loss, kernel=None), plain.judges
+        self.sample_weights = plain.sample_weights
+        self.layout, self.dtype = plain.layout, plain.dtype
+        self.compute = compute or self.dtype
+        device = federation.device
+        self.training = plain.augmentation.attach(stackable(copied(model, training=True)).to(device))
+        self.evaluating = stackable(copied(model, training=False)).to(device)
+        self.probing = self.evaluating
+        if self.compute != self.dtype:
+            self.training.to(self.compute)
+            self.probing = stackable(copied(model, training=False)).to(device).to(self.compute)
+        self.keys = key_names(self.training)
+        self.replaces = plain.replaces  # functions that its forward pass calls, such as attention
+        self.factored: dict[int, str] = {}  # parts whose gradients are left as factors, and their layers
+        try:
+            with products("float32", device):
+                self._try(plain, federation)
+                if factored:
+                    self._factor(plain.start, federation)
+        except CannotStackError:
+            raise
+        except Exception as error:  # whatever a user's module makes of vectorised tensors
+            hint = ""
+            if self.compute != self.dtype and "dtype" in str(error):
+                hint = f" (in {str(self.compute)[6:]}; precision=float32 avoids that)"
+            raise CannotStackError(f"{type(error).__name__}: {first_line(error)}{hint}") from error
+
+    @property
+    def random(self) -> bool:
+        """Whether training steps use their random keys."""
+        return bool(self.keys) or self.replaces
+
+    def another(self) -> "StackedModel":
+        """A copy for another thread."""
+        other = copy.copy(self)
+        for name in ("training", "evaluating", "probing"):
+            setattr(other, name, duplicate(getattr(self, name)))
+        return other
+
+    def gradients(
+        self, parts: Parts, inputs: Any, targets: Any, mask: Tensor, key: Tensor
+    ) -> tuple[list[Gradient], Tensor]:
+        """Each row's gradient of its mean loss over a batch (rows, B, ...); and that loss (rows,)."""
+        leaves, held = self._leaves(parts, mask)
+        found, losses, seen = _gradients_of(self._mean_loss)(leaves, held, inputs, targets, mask, key)
+        return _gradients(found, seen), losses
+
+    def probes(self, parts: Parts, inputs: Any, targets: Any, mask: Tensor) -> tuple[list[Gradient], Tensor]:
+        """Each row's gradient of its summed loss over a batch, without dropout; and the sums (rows,)."""
+        leaves, held = self._leaves(parts, mask)
+        found, losses, seen = _gradients_of(self._summed_loss)(leaves, held, inputs, targets, mask)
+        return _gradients(found, seen), losses
+
+    def losses(self, parts: Parts, inputs: Any, targets: Any, mask: Tensor) -> Tensor:
+        """Each row's summed loss over a batch, without dropout (rows,)."""
+        summed: Tensor = vmap(self._summed_loss)(parts, {}, inputs, targets, mask)[0]
+        return summed
+
+    def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
+        scores_of = vmap(self._scores, in_dims=(0, None, None))
+        found: tuple[Tensor, ...] = scores_of(self.layout.parts(x), inputs, targets)
+        return found
+
+    def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """The same where each model x (R, P) has samples of its own, (R, B, …)."""
+        return tuple(vmap(self._scores)(self.layout.parts(x), inputs, targets))
+
+    def _leaves(self, parts: Parts, mask: Tensor) -> tuple[Parts, Seen]:
+        """The variables to differentiate by: parts, or zeros that their layers add; and those parts."""
+        held = {i: parts[i] for i in self.factored}
+        zeros = {i: p.new_zeros(()).expand(*mask.shape, p.shape[1]) for i, p in held.items()}
+        return tuple(zeros.get(i, p) for i, p in enumerate(parts)), held
+
+    def _call(
+        self, module: nn.Module, leaves: Parts, held: Seen, inputs: Any, key: Tensor | None = None
+    ) -> tuple[Any, Seen]:
+        """A module's outputs in the model's type, and the inputs of its factored layers."""
+        inputs = cast(inputs, leaves[0].dtype)
+        values: dict[str, Tensor] = {} if key is None else dict.fromkeys(self.keys, key)
+        for i, (names, leaf) in enumerate(zip(self.layout.all_names, leaves, strict=True)):
+            if i in held:
+                values[f"{self.factored[i]}.zero"] = leaf
+            values |= dict.fromkeys(names, held.get(i, leaf))
+        layers: dict[int, Any] = {i: module.get_submodule(self.factored[i]) for i in held}
+        positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
+        named = inputs if isinstance(inputs, dict) else {}
+        mode: AbstractContextManager[Any] = nullcontext()
+        if self.replaces:
+            mode = CountedRandomness(
+                torch.zeros((), dtype=torch.int64, device=leaves[0].device) if key is None else key
+            )
+        try:
+            with mode:
+                outputs = read(functional_call(module, values, positional, named, tie_weights=False))
+            return cast(outputs, self.dtype), {i: layer.seen for i, layer in layers.items()}
+        finally:
+            for layer in layers.values():
+                layer.seen = None
+
+    def _mean_loss(
+        self, leaves: Parts, held: Seen, inputs: Any, targets: Any, mask: Tensor, key: Tensor
+    ) -> tuple[Tensor, Seen]:
+        outputs, seen = self._call(self.training, leaves, held, inputs, key)
+        return self.loss.of_batch(outputs, targets, mask), seen
+
+    def _summed_loss(
+        self, leaves: Parts, held: Seen, inputs: Any, targets: Any, mask: Tensor
+    ) -> tuple[Tensor, Seen]:
+        module = self.evaluating if leaves[0].dtype == self.dtype else self.probing
+        outputs, seen = self._call(module, leaves, held, inputs)
+        return self.loss.part(outputs, targets, mask), seen
+
+    def _scores(self, parts: Parts, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        outputs, _ = self._call(self.evaluating, parts, {}, inputs)
+        return judged(self.loss, self.judges, outputs, targets)
+
+    def _try(self, plain: PlainModel, federation: Federation) -> None:
+        """Trains, probes and scores two rows, and compares their gradients with a plain backward pass.
+
+        The third sample of a batch is padding, which reveals samples that influence each other.
+        """
+        device, second = federation.device, min(1, federation.samples - 1)
+        at = torch.tensor([0, second, 0], device=device)
+        inputs, targets = federation.at(at)
+        one, two = (
+            activations(self.training, take(inputs, slice(0, n)), self.dtype, self.compute) for n in (1, 2)
+        )
+        self.per_row, self.per_sample = max(0, 2 * one - two), max(1, two - one)  # numbers
+        flat = torch.stack([plain.start, plain.start * 1.01])
+        parts = tuple(part.to(self.compute) for part in self.layout.parts(flat))
+        batch = (mapped(lambda t: t.expand(2, *t.shape).clone(), part) for part in (inputs, targets))
+        mask = torch.tensor([[True, True, False]] * 2, device=device)
+        stacked_inputs, stacked_targets = batch
+        given = stacked_inputs, stacked_targets, mask
+        key = torch.tensor([3, 4], device=device)
+        with OperationCounter() as counter:
+            gradients, _ = self.gradients(parts, *given, key)
+        self.operations = counter.operations  # that a step launches
+        found = [g.value for g in gradients if isinstance(g, Dense)]
+        self.probes(parts, *given)
+        self.losses(parts, *given)
+        self.scores(flat, inputs, targets)
+        # Weights get the strides of their gradients: a dense layer's are transposed, for example.
+        self.layout = self.layout.with_strides([torch.empty_like(g[0]).stride() for g in found])
+        if self.compute == self.dtype:
+            plainly = (take(inputs, slice(0, 2)), take(targets, slice(0, 2)))
+            for row, x in enumerate(flat):
+                plain.load(self.layout.parts(x))
+                with torch.enable_grad():
+                    exact = plain.gradients([plain.training_loss(*plainly, int(key[row]))])
+                if not _agree([g[row] for g in found], exact, TOLERANCE.get(self.dtype, 0.1)):
+                    raise CannotStackError(
+                        "its gradients, stacked and padded, are not those of a plain backward pass "
+                        "(do samples of a batch influence each other?)"
+                    )
+
+    def _factor(self, start: Tensor, federation: Federation) -> None:
+        """Uses factored gradients for large dense layers, where they equal autograd's on a few samples.
+
+        They differ if a layer is used twice or on several inputs per sample, or if its weight is shared.
+        """
+        candidates = {
+            i: names[0].rpartition(".")[0]
+            for i, names in enumerate(self.layout.all_names)
+            if len(names) == 1 and self.layout.sizes[i] >= LARGE and is_linear(self.training, names[0])
+        }
+        if not candidates or self.dtype not in (torch.float32, torch.float64):
+            return
+        draw = torch.Generator().manual_seed(0)
+        noise = torch.randn(2, len(start), generator=draw, dtype=start.dtype)
+        parts = self.layout.parts(start + 0.1 * noise)  # gradients may start at 0
+        at = torch.randint(federation.samples, (2, 8), generator=draw)
+        batch = (*federation.at(at), torch.ones_like(at, dtype=torch.bool))
+        keys = torch.zeros(2, dtype=torch.int64)
+
+        def found() -> tuple[list[Gradient], list[Gradient]]:
+            return self.gradients(parts, *batch, keys)[0], self.probes(parts, *batch)[0]
+
+        exact = found()
+        for i, layer in candidates.items():
+            ends = [watch(module.get_submodule(layer)) for module in (self.training, self.evaluating)]
+            self.factored[i] = layer
+            try:
+                same = all(_formed(f[i], e[i]) for f, e in zip(found(), exact, strict=True))
+            except Exception:  # whatever a user's module makes of such an input
+                same = False
+            if same:
+                contiguous = torch.empty(self.layout.shapes[i]).stride()
+                strides = self.layout.strides
+                self.layout = self.layout.with_strides([*strides[:i], contiguous, *strides[i + 1 :]])
+            else:
+                del self.factored[i]
+                for end in ends:
+                    end()
+
+
+def _gradients_of(loss: Callable[..., Any]) -> Callable[..., Found]:
+    """A row's loss, vectorised over rows: their gradients, losses, and inputs of factored layers."""
+
+    def total(*rows: Any) -> Total:
+        losses, seen = vmap(loss)(*rows)
+        return losses.sum(), (losses, seen)
+
+    def found(*rows: Any) -> Found:
+        # Rows are independent: the gradient of their summed loss contains each row's own. With `grad`
+        # outside, the backward pass runs on whole matrices, and compiles for any number of rows.
+        gradients, (losses, seen) = grad(total, has_aux=True)(*rows)
+        return gradients, losses, seen
+
+    return found
+
+
+def _gradients(found: Parts, seen: Seen) -> list[Gradient]:
+    return [Factored(g, seen[i]) if i in seen else Dense(g) for i, g in enumerate(found)]
+
+
+def _agree(found: list[Tensor], exact: list[Tensor | None], tolerance: float) -> bool:
+    """Whether gradients are equal up to rounding; values that are not finite cannot be compared."""
+    full = [torch.zeros_like(f) if e is None else e for f, e in zip(found, exact, strict=True)]
+    a, b = (torch.cat([g.detach().double().reshape(-1) for g in each]) for each in (found, full))
+    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+        return True
+    return bool((a - b).norm() <= tolerance * b.norm() + 1e-12)
+
+
+def _formed(factors: Gradient, exact: Gradient) -> bool:
+    """Whether the product of factors is that gradient, and not zero."""
+    if not (isinstance(factors, Factored) and isinstance(exact, Dense)):
+        return False
+    formed, size = torch.zeros_like(exact.value), exact.value.norm()
+    product = factors.add_to(formed, None, None)
+    assert product is not None
+    product.add_to(formed)
+    error = (formed - exact.value).norm()
+    return bool(size > 0 and error <= 1000 * torch.finfo(formed.dtype).eps * size)

@@ -1,0 +1,1 @@
+"""Layers' kernels for GPUs."""

@@ -1,0 +1,234 @@
+"""The directory of a comparison: its recipe, checkpoints, history and results."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from fairwind import setups
+from fairwind.data import store
+from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairwind.engine.settings import Settings
+from fairwind.engine.simulation import Simulation
+from fairwind.errors import InputError, first_line
+from fairwind.runs.environment import changes, environment
+from fairwind.runs.files import (
+    HISTORY,
+    RECIPE,
+    RESULTS,
+    append,
+    default_cache,
+    is_sealed,
+    read_json,
+    sealed,
+    write_atomic,
+    write_json,
+)
+from fairwind.runs.folder import CHECKPOINTS, identity, moved
+from fairwind.runs.recipe import MACHINE, Recipe
+from fairwind.runs.references import is_reference, load_task
+from fairwind.runs.results import about, summarise
+from fairwind.runs.seals import damaged, finish, history_lines
+from fairwind.setups import Where
+from fairwind.task import Task
+
+FEDERATED = "federated"  # what the recipe of a real federation's training holds, and a comparison's does not
+
+
+class RunDirectory:
+    """A directory that holds a comparison, begun or finished."""
+
+    def __init__(self, path: Path, content: dict[str, Any], *, lost: str = ""):
+        """`content` is the recipe's file; `lost` says why it was restored from a checkpoint, if it was."""
+        self.path, self.content, self.lost = path, content, lost
+        self.recipe = Recipe.from_json(content)
+        self.where = Where(**{k: Path(v) for k, v in content.get("where", {}).items()})
+        self.made_with: dict[str, Any] = dict(content["environment"])
+        self.checkpoints = path / CHECKPOINTS
+        self.identity = identity(path)
+
+    @classmethod
+    def create(
+        cls, path: Path, recipe: Recipe, where: Where, simulation: Simulation | None = None
+    ) -> "RunDirectory":
+        """Starts a comparison in an empty, locked directory."""
+        engine = "" if simulation is None else str(simulation.choice)
+        made_with = environment(recipe.settings.device)
+        places = {k: str(v.absolute()) for k, v in where._asdict().items() if v is not None}
+        content = {**recipe.to_json(), "where": places, "environment": made_with, "engine": engine}
+        content |= {} if simulation is None else about(simulation)
+        write_json(path / RECIPE, sealed(content))
+        return cls(path, sealed(content))
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """The directory of an earlier comparison; a lost recipe is restored from a checkpoint."""
+        try:
+            content = read_json(path / RECIPE)
+            if not is_sealed(content):
+                raise ValueError(f"{RECIPE} is damaged (its SHA-256 differs)")
+            if FEDERATED not in content:
+                return cls(path, content)
+        except (FileNotFoundError, NotADirectoryError):
+            lost = f"{path / RECIPE} is missing"
+        except OSError as error:
+            raise InputError(f"{path / RECIPE} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            lost = f"{path / RECIPE} cannot be read as a recipe: {first_line(error)}"
+        else:
+            raise InputError(_trained_elsewhere(path))
+        checkpoint, _ = load_checkpoint(path / CHECKPOINTS)
+        if checkpoint is not None and "recipe" in checkpoint.record:
+            return cls(path, checkpoint.record["recipe"], lost=lost)
+        if not (path / RECIPE).exists():
+            raise InputError(f"{path} holds no run: there is no {RECIPE} in it")
+        raise InputError(f"{lost}; put a copy of it there, or begin anew in another directory")
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / RESULTS).exists()
+
+    def changed(self, settings: Settings) -> list[str]:
+        """What is said of differences since the run started, in the environment or the machine's settings."""
+        found = changes(self.made_with, environment(settings.device))
+        for name in (*MACHINE, "precision"):
+            old, new = getattr(self.recipe.settings, name), getattr(settings, name)
+            found += [f"{name} was {old}, is {new}"] if old != new else []
+        return [f"{change}; the last bits of the results may change with it" for change in found]
+
+    def task(self, cache: Path | None = None) -> Task:
+        """The task that the run started with."""
+        recipe = self.recipe
+        if is_reference(recipe.setup):
+            return load_task(recipe.setup)
+        if recipe.in_python:
+            raise InputError(
+                f"the task {recipe.setup!r} of {self.path} was made in Python: go on there, with the same "
+                f"fairwind.compare(…, out={str(self.path)!r})"
+            )
+        where = self.where if cache is None else self.where._replace(cache=cache)
+        if recipe.data is None:
+            return setups.task(recipe.setup)
+        entry = store.find(recipe.data, where.cache)
+        if entry is None:
+            cache = where.cache or default_cache()
+            given = {"data-dir": where.data_dir, "glove": where.glove, "cache": where.cache}
+            options = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
+            raise InputError(
+                f"the data of this run (digest {recipe.data[:12]}…) is not in {cache}: "
+                f"make it again with 'fairwind data {recipe.setup}{options}', or name its --cache"
+            )
+        return setups.task_on(recipe.setup, entry.load())
+
+    def mend_recipe(self) -> list[str]:
+        """Writes a lost recipe again; returns messages about it."""
+        if not self.lost:
+            return []
+        self._check_place()
+        write_json(self.path / RECIPE, self.content)
+        lost, self.lost = self.lost, ""
+        return [f"{lost}; it is made again from a checkpoint"]
+
+    def restore(self, simulation: Simulation) -> list[str]:
+        """Restores a simulation from the newest intact checkpoint; returns messages about damaged files."""
+        lines = self.mend_recipe() if simulation.ranks.first else []
+        checkpoint, refused = load_checkpoint(self.checkpoints, self.recipe.digest)
+        if checkpoint is not None:
+            simulation.restore(checkpoint)
+        elif refused:
+            raise InputError(
+                f"no usable checkpoint in {self.checkpoints}: {refused[0]}; "
+                "delete that folder to start again from round 0"
+            )
+        lines += [f"{refusal}; an earlier one is used" for refusal in refused]
+        if simulation.ranks.first:
+            spoilt = damaged(self.path) if self.finished else self._spoilt_history(simulation)
+            if spoilt:
+                lines.append(f"damaged, and made again: {', '.join(spoilt)}")
+            self.write_history(simulation)
+        return lines
+
+    def _spoilt_history(self, simulation: Simulation) -> list[str]:
+        """The history's file, if it lacks lines from before the checkpoint."""
+        try:
+            there = (self.path / HISTORY).read_bytes()
+        except OSError:
+            there = b""
+        return [] if there.startswith(history_lines(simulation.history).encode()) else [HISTORY]
+
+    def save(self, simulation: Simulation) -> None:
+        self._check_place()
+        checkpoint = simulation.checkpoint()
+        federation = simulation.federation
+        # A lost recipe is restored from a checkpoint; the rest is for interim pages.
+        who = {"names": list(federation.names), "groups": list(federation.groups)}
+        sizes = {"train_size": federation.train, "test_size": federation.test}
+        checkpoint = checkpoint._replace(
+            record={**checkpoint.record, "recipe": self.content, **who},
+            tensors={**checkpoint.tensors, **sizes},
+        )
+        save_checkpoint(self.checkpoints, checkpoint, self.recipe.digest)
+
+    def write_history(self, simulation: Simulation, since: int = 0) -> None:
+        """Rewrites the history, or appends what came after its first `since` lines."""
+        self._check_place()
+        if since:
+            append(self.path / HISTORY, history_lines(simulation.history[since:]))
+        else:
+            write_atomic(self.path / HISTORY, history_lines(simulation.history).encode())
+
+    def write_results(self, simulation: Simulation, *, models: bool = True) -> dict[str, Any]:
+        """Writes the history, the trained models and every client's numbers, then the results: the end.
+
+        Without models the run is a study's, and its history is compressed.
+        """
+        self._check_place()
+        trained = {
+            f"{view.label}/{view.seed}/{name}": value.cpu().contiguous()
+            for i, view in enumerate(simulation.views if models else ())
+            for name, value in simulation.state_dict(i).items()
+        }
+        clients = {
+            "score": simulation.score.float(),
+            "loss": simulation.loss.float(),
+            "curves": simulation.curves.tensor(),
+            "train_size": simulation.federation.train,
+            "test_size": simulation.federation.test,
+        }
+        others = zip(simulation.scores[1:], simulation.further, strict=True)
+        clients |= {f"score.{score.name}": found.float() for score, found in others}
+        metadata = {
+            "names": json.dumps(simulation.federation.names),
+            "rounds": json.dumps(simulation.curves.rounds),
+        }
+        if simulation.federation.groups:
+            metadata["groups"] = json.dumps(simulation.federation.groups)
+        results = summarise(simulation, self.recipe)
+        results["engine"] = self.content.get("engine") or results["engine"]  # as it was chosen at first
+        return finish(self.path, results, simulation.history, clients, metadata, trained if models else None)
+
+    def _check_place(self) -> None:
+        """Refuses to write if the directory was moved: it would be created again without its contents."""
+        if identity(self.path) != self.identity:
+            raise moved(self.path)
+
+
+def check_begun(path: Path) -> None:
+    """Refuses a directory that holds neither a comparison nor a real federation's training."""
+    try:
+        federated = FEDERATED in read_json(path / RECIPE)
+    except (OSError, ValueError):
+        federated = False
+    if not federated:
+        RunDirectory.open(path)
+
+
+def _trained_elsewhere(path: Path) -> str:
+    """How to resume a real federation's training, which fairwind's commands cannot."""
+    if (path / RESULTS).exists():
+        show = shlex.join(["fairwind", "report", str(path)])
+        return f"{path} holds a real federation's training, which is finished: '{show}' shows it"
+    return (
+        f"{path} holds a real federation's training, which is not finished: give the same 'flwr run' again, "
+        "and it goes on after the last round"
+    )

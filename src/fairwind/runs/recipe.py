@@ -1,0 +1,298 @@
+"""A recipe: everything that determines a comparison's numbers, as JSON."""
+
+import dataclasses
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairwind import algorithms, setups
+from fairwind.aggregation import first_state
+from fairwind.contract import AnyAlgorithm, Report
+from fairwind.engine.executor import Run
+from fairwind.engine.losses.fitting import loss_name
+from fairwind.engine.ranks import join
+from fairwind.engine.settings import Settings
+from fairwind.engine.simulation import Simulation
+from fairwind.engine.solver import Solver
+from fairwind.errors import InputError, unknown
+from fairwind.runs.references import is_reference, load_algorithm, not_an_algorithm
+from fairwind.task import Task
+from fairwind.testing import client_numbers, rehearse
+
+SOLVERS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "momentum": 0.0, "nesterov": False},
+    "momentum": {"optimizer": "sgd", "momentum": 0.9, "nesterov": False},
+    "nesterov": {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
+    "adam": {"optimizer": "adam", "momentum": 0.0, "nesterov": False},
+    "adamw": {"optimizer": "adamw", "momentum": 0.0, "nesterov": False},
+    "rmsprop": {"optimizer": "rmsprop", "momentum": 0.0, "nesterov": False},
+}
+MACHINE = ("device", "compile", "memory", "engine", "workers", "data_on")  # may differ between machines
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a comparison's numbers."""
+
+    setup: str
+    """A setup's spec, FILE.py:NAME, or the name of a task made in Python."""
+    algorithms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    settings: Settings
+    data: str | None = None
+    """Digest of the data, unless a setup generates it."""
+    model: str | None = None
+    """Digest of a user's model: names, shapes and initial values of its parameters and buffers."""
+    judged_by: tuple[str, ...] = ("cross_entropy", "accuracy")
+    """Names of the loss and the scores."""
+    own: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """By label, a digest of each user's algorithm: of its results for a few made-up reports."""
+    augment: str = ""
+    """Names of the functions that change training inputs."""
+
+    @property
+    def in_python(self) -> bool:
+        """Whether the task was created in Python, so that no command can find it."""
+        return not (is_reference(self.setup) or self.setup.partition(":")[0] in setups.SETUPS)
+
+    def check(self) -> None:
+        """Checks everything that can be checked before data is read."""
+        for kind, given in (("algorithm", self.algorithms), ("seed", self.seeds)):
+            for value in given:
+                if list(given).count(value) > 1:
+                    raise InputError(f"{kind} {value!r} is given twice")
+        for label in self.algorithms:
+            if label not in self.own:
+                build_algorithm(label)
+
+    def build(self, task: Task, own: Mapping[str, AnyAlgorithm] | None = None) -> Simulation:
+        """The simulation at round 0, with algorithms by their labels, or `own` ones."""
+        self.check()
+        local = self.settings.solver
+        known = {f.name: getattr(task.solver, f.name) for f in dataclasses.fields(local)}
+        lost = {name: known[name] for name in known if isinstance(getattr(local, name), Named)}
+        settings = dataclasses.replace(self.settings, solver=dataclasses.replace(local, **lost))
+        built = {label: (own or {}).get(label) or build_algorithm(label) for label in self.algorithms}
+        runs = [Run(label, algorithm, seed) for label, algorithm in built.items() for seed in self.seeds]
+        return Simulation(
+            task.model,
+            task.federation,
+            runs,
+            settings,
+            loss=task.loss,
+            score=task.score,
+            augment=task.augment,
+            ranks=join(),
+            name=task.name,
+        )
+
+    def vouched(self, task: Task, simulation: Simulation) -> "Recipe":
+        """The same recipe with settings resolved, and digests of the user's data, model and algorithms."""
+        brought = task.source.partition(":")[0] not in setups.SETUPS
+        data = task.federation.origin.get("digest")
+        if brought and (data is None or task.federation.groups):  # the origin's has no groups
+            data = task.federation.digest()
+        return dataclasses.replace(
+            self,
+            settings=simulation.settings,
+            data=data,
+            model=model_digest(simulation) if brought else None,
+            judged_by=(loss_name(task.loss), *(score.name for score in simulation.scores)),
+            own={
+                run.label: algorithm_digest(run.algorithm)
+                for run in simulation.runs
+                if run.algorithm.name != run.label
+            },
+            augment=simulation.plain.augmentation.name,
+        )
+
+    def differs(self, other: "Recipe") -> str:
+        """The first field that differs in another recipe; empty if they are the same."""
+        words = {
+            "setup": "task",
+            "judged_by": "loss or score",
+            "own": "own algorithm",
+            "augment": "augmentation",
+        }
+        for field in dataclasses.fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if field.name == "settings":
+                before, now = (in_words(dataclasses.asdict(decisive(s))) for s in (mine, theirs))
+                changed = [name for name in before if before[name] != now[name]]
+                if changed:
+                    return f"setting {changed[0]!r}"
+            elif mine != theirs:
+                return words.get(field.name, field.name)
+        return ""
+
+    def command(self) -> str:
+        """The command to repeat it, with options where it differs from the task's own settings."""
+        if self.in_python:
+            return ""
+        given = dataclasses.asdict(self.settings)
+        words = ["fairwind", "compare", self.setup, "--algorithms", *self.algorithms]
+        words += ["--seeds", *map(str, self.seeds)]
+        for name, value in _changed(given, self._own_settings()).items():
+            values = value if isinstance(value, list | tuple) else (value,)
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+        return shlex.join(words)
+
+    def _own_settings(self) -> dict[str, Any]:
+        if is_reference(self.setup):  # its file may have changed
+            return dataclasses.asdict(Settings()) | {"rounds": None}
+        return dataclasses.asdict(settings_of(self.setup))
+
+    def to_json(self) -> dict[str, Any]:
+        content: dict[str, Any] = in_words(dataclasses.asdict(self))
+        return content
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Recipe":
+        settings = dict(content["settings"])
+        solver = dict(settings["solver"])
+        for name, value in solver.items():
+            if isinstance(value, list):
+                solver[name] = tuple(value)
+            elif isinstance(value, str) and ":" in value:
+                solver[name] = Named(value)
+        settings["solver"] = Solver(**solver)
+        return cls(
+            content["setup"],
+            tuple(content["algorithms"]),
+            tuple(content["seeds"]),
+            Settings(**settings),
+            content.get("data"),
+            content.get("model"),
+            tuple(content.get("judged_by", cls.judged_by)),
+            content.get("own", {}),
+            content.get("augment", ""),
+        )
+
+    @property
+    def digest(self) -> str:
+        """Identifies this recipe; checkpoints with another digest are refused."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Named:
+    """Stands for a function of which a stored recipe only has the name."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, *_: object) -> Any:
+        raise InputError(f"{self.name} was made in Python, and is known here by its name only")
+
+
+def in_words(value: Any) -> Any:
+    """Settings as JSON, with functions and classes by name."""
+    if isinstance(value, dict):
+        return {name: in_words(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(in_words(part) for part in value)
+    if isinstance(value, Named):
+        return value.name
+    return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
+
+
+def decisive(settings: Settings) -> Settings:
+    """Settings without those that may differ between machines."""
+    plain = Settings()
+    return dataclasses.replace(
+        settings, **{name: getattr(plain, name) for name in (*MACHINE, "precision", "eval_every")}
+    )
+
+
+def _changed(given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The options that turn a task's own settings into those given."""
+    local, own_local = given.pop("solver"), own.pop("solver")
+    changed = {k: v for k, v in given.items() if v != own[k] and k not in MACHINE}
+    changed |= {k: v for k, v in local.items() if v != own_local[k] and v is not None}
+    if {"optimizer", "momentum", "nesterov"} & set(changed):
+        kind = local["optimizer"]
+        if kind == "sgd" and local["momentum"]:
+            kind = "nesterov" if local["nesterov"] else "momentum"
+        for name in ("optimizer", "nesterov"):
+            changed.pop(name, None)
+        changed["solver"] = kind
+        if local["momentum"] == SOLVERS[kind]["momentum"]:
+            changed.pop("momentum", None)
+    return changed
+
+
+def settings_of(setup: str, **changes: Any) -> Settings:
+    """A setup's own settings with some of them changed, as `changed_settings` does."""
+    known = setups.find(setup)
+    return changed_settings(known.solver, known.rounds, **changes)
+
+
+def changed_settings(own: Solver, own_rounds: int, **changes: Any) -> Settings:
+    """Settings with a task's solver and rounds, and changes: fields of Settings, and of the solver by name.
+
+    The change `solver` is a name in SOLVERS.
+    """
+    solver_fields = [field.name for field in dataclasses.fields(Solver)]
+    names = [field.name for field in dataclasses.fields(Settings)] + solver_fields
+    for name in changes:
+        if name not in names:
+            raise unknown("setting", name, names)
+    named = changes.pop("solver", None)
+    if named is not None and named not in SOLVERS:
+        raise unknown("solver", str(named), SOLVERS)
+    local = {name: changes.pop(name) for name in solver_fields if name in changes}
+    for one, other in (("epochs", "steps"), ("steps", "epochs")):
+        if one in local:  # replaces the task's own
+            local.setdefault(other, None)
+    for name in ("lr", "momentum", "weight_decay"):
+        if isinstance(local.get(name), int):
+            local[name] = float(local[name])
+    solver = dataclasses.replace(own, **{**(SOLVERS[named] if named else {}), **local})
+    return Settings(**{"rounds": own_rounds, **changes, "solver": solver})
+
+
+def build_algorithm(label: str) -> AnyAlgorithm:
+    """The algorithm of a spec such as adafedadam:alpha=2, or FILE.py:NAME."""
+    if label.partition(":")[0] in setups.SETUPS:
+        raise not_an_algorithm(label, "setup")
+    return load_algorithm(label) if is_reference(label) else algorithms.build(label)
+
+
+def model_digest(simulation: Simulation) -> str:
+    """SHA-256 of names, shapes and initial values of a user's model under every seed."""
+    seen = hashlib.sha256(repr(simulation.layout.all_names).encode())
+    state = simulation.plain.module.state_dict()
+    trained = {name for names in simulation.layout.all_names for name in names}
+    for name, value in state.items():
+        seen.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        if name not in trained and not name.endswith("dropout_key"):
+            seen.update(_bytes(value))
+    seen.update(_bytes(simulation.x))
+    return seen.hexdigest()
+
+
+def _bytes(value: Tensor) -> bytes:
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def algorithm_digest(algorithm: AnyAlgorithm) -> str:
+    """SHA-256 of an algorithm's results for a few made-up reports, to ten digits."""
+    draw = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=draw, dtype=torch.float64) + 0.5
+
+    x = numbers(5)
+    state, found = first_state(algorithm, x, 3), [repr(algorithm.probe)]
+    for _ in range(2):
+        report, delta = Report(*numbers(len(Report._fields), 3)), numbers(3, 5)
+        computed = client_numbers(algorithm, state, report)
+        x, state, _ = rehearse(algorithm, x, state, report, delta)
+        for value in (*computed, x, *state):
+            found += [f"{number:.9e}" for number in value.double().reshape(-1).tolist()]
+    return hashlib.sha256(" ".join(found).encode()).hexdigest()

@@ -1,0 +1,188 @@
+"""Trains a comparison with progress, checkpoints and results, from Python or the command line."""
+
+import signal
+import sys
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import Any, Protocol
+
+from fairwind.engine.simulation import Simulation
+from fairwind.runs.directory import RunDirectory
+from fairwind.runs.results import Evaluated, warnings_of
+
+
+class Bar(Protocol):
+    """How far training is."""
+
+    def show(self, done: int, rate: str, standing: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Console(Protocol):
+    """Where training says how it goes."""
+
+    @property
+    def draws(self) -> bool: ...  # whether a bar is seen: on a terminal, in a notebook
+
+    @property
+    def width(self) -> int: ...
+
+    def print(self, text: str, /, *, soft_wrap: bool = ...) -> None: ...
+
+    def bar(self, total: int, done: int) -> AbstractContextManager[Bar]: ...
+
+
+class Plain:
+    """Lines on standard error, or none; where nothing draws them."""
+
+    draws, width = False, 80
+
+    def __init__(self, *, quiet: bool = False):
+        self.quiet = quiet
+
+    def print(self, text: str, /, *, soft_wrap: bool = True) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def bar(self, total: int, done: int) -> AbstractContextManager[Bar]:
+        return nullcontext(self)
+
+    def show(self, done: int, rate: str, standing: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def messages() -> Console:
+    """Standard error, with a bar where rich is installed."""
+    try:
+        from fairwind.runs.progress import Messages  # which takes time to load
+    except ModuleNotFoundError:
+        return Plain()
+    return Messages()
+
+
+def train(
+    simulation: Simulation,
+    directory: RunDirectory | None = None,
+    *,
+    console: Console | None = None,
+    every: float = 30,
+    again: str = "",
+    after_evaluation: Evaluated | None = None,
+    save_last: bool = True,
+) -> None:
+    """Trains the remaining rounds.
+
+    With a directory, writes a checkpoint every so many seconds, and the history line by line. Ctrl-C or
+    SIGTERM saves first and prints how to resume: by `again`. Without a console nothing is printed.
+    """
+    console = console or Plain(quiet=True)
+    stop, written = Interrupt(console), len(simulation.history)
+    _announce(simulation, directory, console)
+
+    def save() -> None:
+        if directory is not None and (save_last or not simulation.done):
+            directory.save(simulation)
+        if not console.draws:
+            console.print(f"round {simulation.round} of {simulation.settings.rounds}{_standing(simulation)}")
+
+    with console.bar(simulation.settings.rounds, simulation.round) as bar, stop:
+
+        def after_round() -> None:
+            nonlocal written
+            if len(simulation.history) > written:
+                if directory is not None:
+                    directory.write_history(simulation, since=written)
+                lines, runs = simulation.history, len(simulation.views)
+                for begin in range(written, len(lines), runs):
+                    if after_evaluation is not None:
+                        after_evaluation([dict(line) for line in lines[begin : begin + runs]])
+                written = len(lines)
+            rate = simulation.round / max(simulation.seconds, 1e-9)
+            shown = f"{rate:.1f}/s" if rate >= 0.5 else f"{1 / rate:.0f} s each"
+            standing = _standing(simulation, short=console.width < 110)
+            bar.show(simulation.round, shown, standing)
+            if simulation.ranks.any(stop.asked) and not simulation.done:
+                save()
+                stop.saved = True
+                raise KeyboardInterrupt
+
+        try:
+            simulation.run(save, every=every, after_round=after_round)
+        except KeyboardInterrupt:
+            bar.stop()
+            where = f"stopped after round {simulation.round}" if stop.saved else "stopped"
+            console.print(f"{where}; go on with: {again}" if again else where, soft_wrap=True)
+            raise
+    for line in warnings_of(simulation):
+        console.print(f"fairwind: {line}", soft_wrap=True)
+
+
+def help_along(simulation: Simulation) -> None:
+    """Trains the remaining rounds on a rank other than 0; rank 0 prints, writes and decides when to stop."""
+    stop = Interrupt(Plain(quiet=True))
+
+    def after_round() -> None:
+        if simulation.ranks.any(stop.asked) and not simulation.done:
+            stop.saved = True
+            raise KeyboardInterrupt
+
+    with stop:
+        try:
+            simulation.run(after_round=after_round)
+        except KeyboardInterrupt:
+            if not stop.saved:
+                raise
+
+
+def _announce(simulation: Simulation, directory: RunDirectory | None, console: Console) -> None:
+    settings, runs = simulation.settings, simulation.runs
+    clients, taking = len(simulation.federation), simulation.planner.participants
+    some = f"{taking} of {clients}" if taking < clients else str(clients)
+    place = f", into {directory.path}" if directory is not None else ""
+    compiling = " (compiling first)" if settings.compile == "on" and not simulation.done else ""
+    console.print(
+        f"{len(runs)} run{'s' * (len(runs) > 1)} × {some} clients on {settings.device}{place}{compiling}",
+        soft_wrap=True,
+    )
+    console.print(str(simulation.choice), soft_wrap=True)
+
+
+def _standing(simulation: Simulation, *, short: bool = False) -> str:
+    """The newest average and worst 30 % of the run whose average is best."""
+    newest = simulation.history[-len(simulation.views) :]
+    if not newest or newest[0]["round"] == 0:
+        return ""
+    known = [line for line in newest if line["avg"] is not None and line["worst30"] is not None]
+    if not known:
+        return " average not finite"
+    best = max(known, key=lambda line: simulation.scores[0].sign * line["avg"])
+    if short:
+        return f" {best['avg']:.4g}, worst 30 % {best['worst30']:.4g}"
+    whose = f" ({best['algorithm']} leads)" if len(simulation.views) > 1 else ""
+    return f" average {best['avg']:.4g}, worst 30 % {best['worst30']:.4g}{whose}"
+
+
+class Interrupt:
+    """Turns Ctrl-C or SIGTERM into a request to stop after this round; a second one stops at once."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.asked, self.saved = console, False, False
+        self.before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+            self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.console.print("stopping after this round (again to stop now)")
