@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fairwind import algorithms, setups
-from fairwind.engine.evaluation.evaluate import client_scores, split
+from fairwind.engine.evaluation import client_scores, split
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.metrics import worst_mean

@@ -18,11 +18,11 @@ from fairwind import setups
 from fairwind.paper.studies import THEORY
 from fairwind.paper.two_cores import PARTITIONS
 from fairwind.report import charts, pareto, theory
-from fairwind.report.beside import against_others, by_algorithm
 from fairwind.report.html import VEGA_LITE, plain_spec
 from fairwind.report.labels import shown_largest, spread
 from fairwind.report.paired import paired
 from fairwind.report.panel import show
+from fairwind.report.paper_comparison import against_others, by_algorithm
 from fairwind.report.record import Record
 from fairwind.report.spread import sorted_scores
 from fairwind.report.table import algorithm_of, display_name

@@ -20,7 +20,10 @@ from fairwind.algorithms import PAPER as ALGORITHMS
 from fairwind.intervals import Interval, over_draws
 from fairwind.paper.studies import STUDIES, THEORY
 from fairwind.paper.two_cores import PARTITIONS
-from fairwind.report.beside import (
+from fairwind.report.finding import best_shown
+from fairwind.report.paired import paired as paired_runs
+from fairwind.report.panel import Shown, show
+from fairwind.report.paper_comparison import (
     BESIDE,
     STATISTICS,
     against_others,
@@ -31,9 +34,6 @@ from fairwind.report.beside import (
     published_rows,
     statistics_of,
 )
-from fairwind.report.finding import best_shown
-from fairwind.report.paired import paired as paired_runs
-from fairwind.report.panel import Shown, show
 from fairwind.report.table import MEASURES, display_name, seed_count
 from fairwind.report.targets import target_tables
 from fairwind.study import Finished, missing, read_runs

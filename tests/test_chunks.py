@@ -9,9 +9,9 @@ from torch import nn
 
 from conftest import CLASSES, DEVICE, FEATURES, make_federation
 from fairwind import Federation, algorithms
-from fairwind.engine.plan.costs import LAUNCHED
+from fairwind.engine.plan import LAUNCHED
 from fairwind.engine.ranks import ALONE
-from fairwind.engine.stacked import cutting
+from fairwind.engine.stacked import chunks
 from fairwind.layers import OperationCounter
 from simulations import assert_together, simulation
 
@@ -52,7 +52,7 @@ def test_uncompiled_chunks_hold_more_the_more_operations_a_step_has(ragged: Fede
 def test_workers_do_not_share_rows_whose_operations_mostly_take_launching(
     ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutting, "WORTH", 1)
+    monkeypatch.setattr(chunks, "WORTH", 1)
     cutter = simulation(ragged, ["adafedadam"], [0], model=deep_model, workers=2).executor.cutter
     cutter.begin(0, ALONE)
     rows = cutter.rows("training")

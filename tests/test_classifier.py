@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES
 from fairwind import Federation, Settings, Solver, algorithms
-from fairwind.engine.backends.backend import at_hand, compile_steps
+from fairwind.engine.backends.backend import compile_steps, has_handwritten_step
 from fairwind.engine.backends.classifier import Classifier
 from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
@@ -234,7 +234,7 @@ def test_which_steps_it_takes(
 
 
 def applied(made: Simulation, kind: str) -> bool:
-    return at_hand(kind, made.executor.workers.states[0][kind], made.settings.solver)
+    return has_handwritten_step(kind, made.executor.workers.states[0][kind], made.settings.solver)
 
 
 def test_short_runs_are_compiled_too_because_it_takes_seconds() -> None:

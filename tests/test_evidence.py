@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fairwind.intervals import over_draws
-from fairwind.report.beside import published
+from fairwind.report.paper_comparison import published
 from fairwind.study import Finished, choose, read_runs
 
 ROOT = Path(__file__).parents[1]

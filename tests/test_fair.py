@@ -141,11 +141,11 @@ def test_afl() -> None:
     assert_same_path(path, theirs(weigh))
     x = torch.linspace(-1, 1, P, dtype=torch.float64)
     state = first_state(algorithm, x, K)
-    assert algorithm.also is not None
-    assert torch.equal(algorithm.also(state), x)
+    assert algorithm.averaged_model is not None
+    assert torch.equal(algorithm.averaged_model(state), x)
     for told in rounds():
         x, state, _ = rehearse(algorithm, x, state, report(told), torch.from_numpy(told["delta"]))
-    np.testing.assert_allclose(algorithm.also(state).numpy(), np.mean(path, 0), rtol=1e-12)
+    np.testing.assert_allclose(algorithm.averaged_model(state).numpy(), np.mean(path, 0), rtol=1e-12)
 
 
 @pytest.mark.parametrize(("eps", "sized"), [(0.05, False), (0.2, True), (1.0, False)])
@@ -430,8 +430,8 @@ def test_afl_reaches_the_minimax_point(problem: tuple[Floats, Floats]) -> None:
         made = Report(one, one, 0.1 * one, delta.norm(dim=1), loss, loss, one)
         x, state, _ = rehearse(algorithm, x, state, made, delta)
     w, mixture, _ = minimax(*problem)
-    assert algorithm.also is not None
-    np.testing.assert_allclose(algorithm.also(state).numpy(), w, atol=5e-3)
+    assert algorithm.averaged_model is not None
+    np.testing.assert_allclose(algorithm.averaged_model(state).numpy(), w, atol=5e-3)
     np.testing.assert_allclose(state.mixture.numpy(), mixture, atol=5e-3)
     np.testing.assert_allclose(x.numpy(), w, atol=5e-3)
 

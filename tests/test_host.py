@@ -36,8 +36,8 @@ def both(federation: Federation, **options: object) -> tuple[Simulation, Simulat
 )
 def test_the_bits_are_those_of_samples_on_the_device(options: dict) -> None:
     device, host = both(make_federation(SIZES), **options)
-    assert device.federation.brought_to is None
-    assert host.federation.brought_to == torch.device(DEVICE)
+    assert device.federation.compute_device is None
+    assert host.federation.compute_device == torch.device(DEVICE)
     torch.testing.assert_close(host.x, device.x, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(host.score, device.score, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(host.loss, device.loss, rtol=1e-12, atol=1e-12, equal_nan=True)
@@ -66,4 +66,4 @@ def test_small_federations_go_to_the_device() -> None:
     runs = [Run("fedavg", algorithms.fedavg(), 0)]
     federation = make_federation([12, 30], dtype=torch.float32)
     made = Simulation(torch.nn.Linear(5, 3), federation, runs, Settings(rounds=1, device="cpu"))
-    assert made.federation.brought_to is None
+    assert made.federation.compute_device is None

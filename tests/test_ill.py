@@ -11,7 +11,7 @@ from conftest import DEVICE, Point, half_square, make_federation, make_model, po
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from fairwind.engine.stacked.ragged import evenly
+from fairwind.engine.stacked.chunks import evenly
 from simulations import Spoilt, run_short, simulation
 
 

@@ -9,7 +9,7 @@ from fairwind import Federation, algorithms
 from fairwind.aggregation import advance
 from fairwind.contract import Algorithm, AnyAlgorithm, Contribution, Report, Stateless
 from fairwind.engine import server
-from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.loop import learner
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.server import Server, is_elementwise
@@ -17,8 +17,8 @@ from fairwind.layers import factored
 from fairwind.testing import reports, total
 
 
-def outcome(total: Tensor, sums: object, clients: Tensor) -> Outcome:
-    return Outcome(total[None], [sums], clients[None], clients[None] * 0, clients[None] * 0, {}, {})
+def outcome(total: Tensor, sums: object, clients: Tensor) -> RoundSums:
+    return RoundSums(total[None], [sums], clients[None], clients[None] * 0, clients[None] * 0, {}, {})
 
 
 @pytest.mark.parametrize("name", algorithms.PAPER)

@@ -14,8 +14,8 @@ from fairwind.contract import (
     GramAlgorithm,
     MemoryAlgorithm,
     Report,
-    SeeingAlgorithm,
     SumAlgorithm,
+    WeighingAlgorithm,
 )
 
 State = TypeVar("State", bound=tuple[Any, ...])
@@ -91,7 +91,7 @@ def advance(
 
 
 def advance_seeing(
-    algorithm: SeeingAlgorithm,
+    algorithm: WeighingAlgorithm,
     x: Tensor,
     state: State,
     cohort: Cohort,
@@ -107,7 +107,9 @@ def advance_seeing(
     return _unless(torch.isfinite(coef).all(), x, state, *new)
 
 
-def _weigh(algorithm: SeeingAlgorithm, state: Any, cohort: Cohort, gram: Tensor | None) -> tuple[Tensor, Any]:
+def _weigh(
+    algorithm: WeighingAlgorithm, state: Any, cohort: Cohort, gram: Tensor | None
+) -> tuple[Tensor, Any]:
     if isinstance(algorithm, GramAlgorithm):
         assert gram is not None
         return algorithm.weigh(state, cohort, gram)

@@ -143,7 +143,7 @@ def compare(
     bit for bit, and loads a finished one. `after_evaluation` is called with the newest metrics of every run,
     a list of dicts. `track` names trackers, such as "mlflow:FOLDER", or is a `fairwind.Tracker` of your own.
     """
-    from fairwind.runs.training import help_along, messages, train
+    from fairwind.runs.training import messages, train, train_on_other_rank
 
     _refuse(unknown, compare)
     if not isinstance(task, Task):
@@ -184,7 +184,7 @@ def compare(
         if directory is not None:
             recipe = replace(recipe, settings=_same_machine(recipe.settings, directory.recipe.settings))
         simulation = replace(recipe, own=dict.fromkeys(given, "")).build(task, given)
-        recipe = recipe.vouched(task, simulation)
+        recipe = recipe.with_digests(task, simulation)
         if path is not None and directory is None and first:
             check_free(path)
             tracking.record(path)
@@ -200,7 +200,7 @@ def compare(
             for line in [*directory.changed(recipe.settings), *directory.restore(simulation)]:
                 warnings.warn(line, stacklevel=2)
         if not first:
-            help_along(simulation)
+            train_on_other_rank(simulation)
             return of_simulation(simulation, summarise(simulation, recipe), None)
         again = f"the same call, with out={str(path)!r}" if path is not None else ""
         stack.enter_context(tracking).begin(simulation, recipe, path)

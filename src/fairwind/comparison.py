@@ -184,7 +184,7 @@ def of_simulation(simulation: Simulation, results: dict[str, Any], path: Path | 
     runs = []
     for r, run in enumerate(simulation.views):
         history = simulation.history[r :: len(simulation.views)]
-        found = [simulation.score[r], *(each[r] for each in simulation.further)]
+        found = [simulation.score[r], *(each[r] for each in simulation.other_scores)]
         runs.append(
             Result(
                 algorithm=run.label,

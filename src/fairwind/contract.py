@@ -153,7 +153,7 @@ class CohortAlgorithm(NamedTuple, Generic[State]):
     weigh: Callable[[State, Cohort], tuple[Tensor, State]]  #: -> coefficients of updates (n,), new state
     server: Callable[[Tensor, State, Tensor], tuple[Tensor, State]]  #: x, state, Σcoef·δ (float64)
     probe: Probe
-    also: Callable[[State], Tensor] | None = None  #: an additional model (P,) to evaluate: an average
+    averaged_model: Callable[[State], Tensor] | None = None  #: an additional model (P,) to evaluate
     name: str = ""
 
 
@@ -175,8 +175,8 @@ SumAlgorithm = (
     | GradientAlgorithm[Any, Any]
     | PersonalAlgorithm[Any, Any]
 )
-SeeingAlgorithm = CohortAlgorithm[Any] | GramAlgorithm[Any]
-AnyAlgorithm = SumAlgorithm | SeeingAlgorithm
+WeighingAlgorithm = CohortAlgorithm[Any] | GramAlgorithm[Any]
+AnyAlgorithm = SumAlgorithm | WeighingAlgorithm
 TYPES = (
     Algorithm,
     LocalAlgorithm,

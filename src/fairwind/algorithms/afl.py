@@ -45,4 +45,4 @@ def afl(*, lr_lambda: float = 0.1, lr: float = 1.0) -> CohortAlgorithm[State]:
         new, rounds = x - lr * total, s.rounds + 1
         return new, State(s.mixture, s.average + (new - s.average) / rounds, rounds)
 
-    return CohortAlgorithm(init, weigh, server, "loss", also=lambda s: s.average)
+    return CohortAlgorithm(init, weigh, server, "loss", averaged_model=lambda s: s.average)

@@ -34,7 +34,7 @@ from fairwind.runs.folder import check_free, explaining, held, new_directory
 from fairwind.runs.recipe import Recipe, changed_settings, settings_of
 from fairwind.runs.references import is_reference, load_task
 from fairwind.runs.spec import with_parameters
-from fairwind.runs.training import help_along
+from fairwind.runs.training import train_on_other_rank
 from fairwind.setups import Where
 from fairwind.task import Task
 from fairwind.tracking import Tracking
@@ -150,11 +150,11 @@ class Compare:
             task = own or _load(recipe.setup, where)
             simulation = recipe.build(task)
             if not first:
-                return help_along(simulation)
-            vouched = recipe.vouched(task, simulation)
+                return train_on_other_rank(simulation)
+            verified = recipe.with_digests(task, simulation)
             with explaining(path):
                 tracking.record(path)
-                directory = RunDirectory.create(path, vouched, where, simulation)
+                directory = RunDirectory.create(path, verified, where, simulation)
                 directory.write_history(simulation)
             finish(directory, simulation, self.checkpoint_every, tracking)
         return None

@@ -15,7 +15,7 @@ from fairwind.runs.directory import RunDirectory
 from fairwind.runs.folder import explaining, held
 from fairwind.runs.references import is_reference
 from fairwind.runs.seals import damaged
-from fairwind.runs.training import help_along
+from fairwind.runs.training import train_on_other_rank
 from fairwind.tracking import Tracking
 
 
@@ -52,7 +52,7 @@ class Resume:
                 for line in directory.restore(simulation):
                     say(f"fairwind: {line}")
                 if not first:
-                    return help_along(simulation)
+                    return train_on_other_rank(simulation)
             err.print(f"going on at round {simulation.round} of {simulation.settings.rounds}")
             finish(directory, simulation, self.checkpoint_every, Tracking.resumed(self.directory))
         return None
@@ -62,7 +62,7 @@ def _begun(directory: RunDirectory, cache: Path | None) -> Simulation:
     """The simulation of a run that was begun, if its task still is what it was."""
     task = directory.task(cache)
     simulation = directory.recipe.build(task)
-    differs = directory.recipe.differs(directory.recipe.vouched(task, simulation))
+    differs = directory.recipe.differs(directory.recipe.with_digests(task, simulation))
     if differs and (is_reference(directory.recipe.setup) or differs.startswith("algorithm")):
         raise InputError(
             f"{directory.path} was started with a task that differs in its {differs}: "

@@ -36,7 +36,7 @@ class Federation:
     embedding: Tensor | None = None  # (len(words), D) pretrained word vectors, if any
     class_names: tuple[str, ...] = ()  # names of the classes, if known
     origin: Mapping[str, Any] = field(default_factory=dict)  # source, rule and digest of prepared data
-    brought_to: torch.device | None = None  # the computing device, if samples are kept on the host
+    compute_device: torch.device | None = None  # the computing device, if samples are kept on the host
     groups: tuple[str, ...] = ()  # each client's label, if clients are in groups; also given by their names
 
     def __post_init__(self) -> None:
@@ -240,7 +240,7 @@ class Federation:
     @property
     def device(self) -> torch.device:
         """The device that the samples are on, or are copied to."""
-        return self.brought_to or tensors(self.inputs)[0].device
+        return self.compute_device or tensors(self.inputs)[0].device
 
     @property
     def bytes(self) -> int:
@@ -250,17 +250,17 @@ class Federation:
     def to(self, device: torch.device | str, *, keep_on_host: bool = False) -> "Federation":
         """The same federation with samples on a device, or copied there when needed; counts do not move."""
         if keep_on_host:
-            return replace(self, brought_to=torch.device(device))
+            return replace(self, compute_device=torch.device(device))
         inputs, targets = (mapped(lambda t: t.to(device), part) for part in (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
 
     def at(self, index: Tensor | slice) -> tuple[Any, Any]:
         """Inputs and targets of some samples, on the device."""
-        if self.brought_to is None:
+        if self.compute_device is None:
             return take(self.inputs, index), take(self.targets, index)
         here = index.cpu() if isinstance(index, Tensor) else index
         found = take(self.inputs, here), take(self.targets, here)
-        brought: tuple[Any, Any] = mapped(lambda t: t.to(self.brought_to, non_blocking=True), found)
+        brought: tuple[Any, Any] = mapped(lambda t: t.to(self.compute_device, non_blocking=True), found)
         return brought
 
     def describe(self) -> dict[str, Any]:

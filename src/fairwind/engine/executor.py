@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm, CohortAlgorithm, GramAlgorithm, Report, SeeingAlgorithm
-from fairwind.engine.held import Held
+from fairwind.contract import AnyAlgorithm, CohortAlgorithm, GramAlgorithm, Report, WeighingAlgorithm
 from fairwind.engine.ranks import Ranks
+from fairwind.engine.round_updates import RoundUpdates
 
 
 class Run(NamedTuple):
@@ -19,13 +19,13 @@ class Run(NamedTuple):
     seed: int
 
 
-def seeing(runs: Sequence[Run]) -> dict[int, SeeingAlgorithm]:
+def seeing(runs: Sequence[Run]) -> dict[int, WeighingAlgorithm]:
     """The indices of runs whose servers see all updates."""
     found = enumerate(run.algorithm for run in runs)
     return {r: each for r, each in found if isinstance(each, CohortAlgorithm | GramAlgorithm)}
 
 
-class Outcome(NamedTuple):
+class RoundSums(NamedTuple):
     """The sums of a round, for each of R runs."""
 
     total: Tensor  # (R, P) Σ coef·δ, in float64: coefficients such as F^q may exceed float32's range
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     left_out: Tensor  # (R,) clients left out because of numbers that are not finite
     lowest: Tensor  # (R,) the lowest loss of any client's probe; infinity without probes
     more: dict[int, Tensor]  # by run, (P,): a second sum, for the types of algorithm that have one
-    held: dict[int, Held]  # by run: all clients' updates, for servers that see them
+    held: dict[int, RoundUpdates]  # by run: all clients' updates, for servers that see them
 
 
 class Executor(Protocol):
@@ -47,7 +47,7 @@ class Executor(Protocol):
         ...
 
     def round(
-        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[Outcome], None]
+        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[RoundSums], None]
     ) -> None:
         """Trains the prepared round from models x (R, P) and the servers' states.
 
@@ -59,7 +59,7 @@ class Executor(Protocol):
         ...
 
 
-def over_ranks(outcome: Outcome, runs: list[Run], ranks: Ranks) -> Outcome:
+def over_ranks(outcome: RoundSums, runs: list[Run], ranks: Ranks) -> RoundSums:
     """The sums over all ranks; on a rank without rows, records of sums may be None."""
     if ranks.world == 1:
         return outcome
@@ -75,4 +75,4 @@ def over_ranks(outcome: Outcome, runs: list[Run], ranks: Ranks) -> Outcome:
     total, used, left_out, *numbers = ranks.sum(outcome.total, outcome.used, outcome.left_out, *numbers)
     each = iter(numbers)
     sums = [type(record)(*islice(each, len(record))) for record in records]
-    return Outcome(total, sums, used, left_out, ranks.lowest(outcome.lowest), {}, {})
+    return RoundSums(total, sums, used, left_out, ranks.lowest(outcome.lowest), {}, {})

@@ -19,7 +19,7 @@ from fairwind.contract import (
     PersonalAlgorithm,
     Report,
 )
-from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.workers import Workers
 from fairwind.layers.pointwise import Operations
 
@@ -44,7 +44,7 @@ class Server:
         ]
         self.workers = Workers([None] * (workers if any(self.in_blocks) else 1))
 
-    def advance(self, r: int, x: Tensor, state: Any, outcome: Outcome) -> tuple[Tensor, Any, Tensor]:
+    def advance(self, r: int, x: Tensor, state: Any, outcome: RoundSums) -> tuple[Tensor, Any, Tensor]:
         """Run r's next model and state, and whether they changed; bit for bit as `aggregation.advance`."""
         algorithm = self.runs[r].algorithm
         if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):

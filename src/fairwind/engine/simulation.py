@@ -17,15 +17,13 @@ from fairwind.engine.backends.backend import COMPILER
 from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.checks import build, check_room, check_runs, check_shapes, check_shared, placed
-from fairwind.engine.evaluation.curves import Curves
-from fairwind.engine.evaluation.evaluate import Scorer, split, training_losses
-from fairwind.engine.evaluation.views import averaged, judge_views, views_of
-from fairwind.engine.executor import Executor, Outcome, Run
+from fairwind.engine.evaluation import Curves, Scorer, averaged, judge_views, split, training_losses, views_of
+from fairwind.engine.executor import Executor, RoundSums, Run
 from fairwind.engine.loop.executor import Loop
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
-from fairwind.engine.plan.choice import choose
+from fairwind.engine.plan import choose
 from fairwind.engine.precision import products
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.schedule import Planner
@@ -103,7 +101,9 @@ class Simulation:
         self.history: list[dict[str, Any]] = []
         self.curves = Curves()
         found = torch.full((1 + len(self.scores), len(self.views), clients), torch.nan, dtype=torch.float64)
-        self.loss, self.score, *self.further = found  # (views, K) each: test losses, main score, other scores
+        self.loss, self.score, *self.other_scores = (
+            found  # (views, K) each: test losses, main score, other scores
+        )
 
     def _executor(self, chooses_memory: bool) -> Executor:
         s = self.settings
@@ -184,7 +184,7 @@ class Simulation:
         self.seconds += time.perf_counter() - began
 
     @torch.no_grad()
-    def _advance(self, outcome: Outcome) -> None:
+    def _advance(self, outcome: RoundSums) -> None:
         """The servers' steps, in place."""
         stepped = []
         for r, run in enumerate(self.runs):
@@ -222,7 +222,7 @@ class Simulation:
         with products(self.settings.precision, self.x.device):
             scorers = self._scorer, self.choice.stacked or self.plain
             judged = judge_views(*trained, scorers, self.federation, *self.test, self.ranks)
-        self.loss, self.score, *self.further = judged
+        self.loss, self.score, *self.other_scores = judged
         self.curves.add(self.round, self.score)
         for i, view in enumerate(self.views):
             metrics = self._metrics(self.scores[0], self.score[i], i)
@@ -236,8 +236,8 @@ class Simulation:
                 **metrics,
             }
             line |= {k: v for k, v in finite(scalars).items() if k not in line}
-            if self.further:
-                others = zip(self.scores[1:], self.further, strict=True)
+            if self.other_scores:
+                others = zip(self.scores[1:], self.other_scores, strict=True)
                 line["scores"] = {score.name: self._metrics(score, found[i], i) for score, found in others}
             self.history.append(line)
 
@@ -268,7 +268,7 @@ class Simulation:
     def checkpoint(self) -> Checkpoint:
         """Everything that is needed to resume."""
         tensors = self._tensors() | {"loss": self.loss, "score": self.score, "curves": self.curves.tensor()}
-        tensors |= {f"score.{s.name}": f for s, f in zip(self.scores[1:], self.further, strict=True)}
+        tensors |= {f"score.{s.name}": f for s, f in zip(self.scores[1:], self.other_scores, strict=True)}
         record = {
             "history": list(self.history),
             "evaluated": list(self.curves.rounds),
@@ -291,7 +291,7 @@ class Simulation:
         for name, place in self._tensors().items():
             place.copy_(checkpoint.tensors[name])
         self.score, self.loss = checkpoint.tensors["score"], checkpoint.tensors["loss"]
-        self.further = [checkpoint.tensors[f"score.{score.name}"] for score in self.scores[1:]]
+        self.other_scores = [checkpoint.tensors[f"score.{score.name}"] for score in self.scores[1:]]
         self.curves = Curves(checkpoint.record["evaluated"], checkpoint.tensors["curves"])
         self.round = checkpoint.round
         self.history = list(checkpoint.record["history"])

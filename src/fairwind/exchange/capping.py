@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.engine.loop.learner import Sum
+from fairwind.engine.loop.learner import CompensatedSum
 
 HALF = 0.5  # of any further sum, such as that of certainties, is the most that a client may have
 
@@ -45,7 +45,7 @@ class CappedSum:
     """
 
     def __init__(self, parameters: int, sums: int, share: float):
-        self.total = Sum(torch.empty(parameters))
+        self.total = CompensatedSum(torch.empty(parameters))
         self.share, self.clients = share, 0
         self.sums = [0.0] * sums
         self.held: list[Term] = []

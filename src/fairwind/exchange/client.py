@@ -13,12 +13,12 @@ from fairwind.contract import AnyAlgorithm, Contribution, Local, LocalAlgorithm,
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, take
 from fairwind.engine.checks import build, check_runs, placed
-from fairwind.engine.evaluation.evaluate import Scorer, client_scores, split, training_losses
-from fairwind.engine.executor import Executor, Outcome, Run
+from fairwind.engine.evaluation import Scorer, client_scores, split, training_losses
+from fairwind.engine.executor import Executor, RoundSums, Run
 from fairwind.engine.loop.executor import Loop
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
-from fairwind.engine.plan.choice import choose
+from fairwind.engine.plan import choose
 from fairwind.engine.precision import products
 from fairwind.engine.ranks import ALONE
 from fairwind.engine.schedule import Planner
@@ -132,7 +132,7 @@ class LocalClient:
             first_loss = self.loss(weights)
         known = torch.nan if first_loss is None else first_loss
         loss0 = torch.full((1, 1), known, dtype=torch.float64, device=x.device)
-        outcomes: list[Outcome] = []
+        outcomes: list[RoundSums] = []
         with self._threads(self.executor.threads), products(self.settings.precision, x.device):
             self.executor.prepare(round)
             self.executor.round(x[None], loss0, [_Shared(u)], outcomes.append)

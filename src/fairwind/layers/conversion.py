@@ -53,7 +53,7 @@ def prepare_compiler() -> None:
     import torch._dynamo  # takes more than a second
 
     torch._dynamo.config.allow_rnn = True
-    for constant in (sixteen_bits.rounds, sixteen_bits.has_room):
+    for constant in (sixteen_bits.tf32_allowed, sixteen_bits.has_shared_memory):
         torch._dynamo.assume_constant_result(constant)  # type: ignore[no-untyped-call]
     for function in (
         recurrent.Recurrence,

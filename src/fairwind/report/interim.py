@@ -25,7 +25,7 @@ from fairwind.report.record import Record, read_curves
 from fairwind.runs.directory import FEDERATED, RunDirectory
 from fairwind.runs.files import HISTORY, RECIPE, RESULTS, is_held, is_sealed, read_json, write_atomic
 from fairwind.runs.folder import CHECKPOINTS
-from fairwind.runs.recipe import in_words
+from fairwind.runs.recipe import to_jsonable
 from fairwind.runs.results import summary_of
 from fairwind.scores import Score
 
@@ -77,7 +77,7 @@ def read_interim(directory: Path) -> Record:
         "setup": recipe.setup,
         "task": run.content.get("task", ""),
         "command": recipe.command(),
-        "config": config | in_words(dataclasses.asdict(recipe.settings)),
+        "config": config | to_jsonable(dataclasses.asdict(recipe.settings)),
         "scores": run.content.get("scores") or [_score(name) for name in recipe.judged_by[1:]],
         "environment": run.made_with,
         "federation": run.content.get("federation") or {"name": recipe.setup},

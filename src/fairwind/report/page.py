@@ -8,7 +8,6 @@ import altair as alt
 
 from fairwind.data.federation import Federation
 from fairwind.report import charts, groups, spread
-from fairwind.report.again import how_section
 from fairwind.report.clients import client_chart, clients_data, clients_section
 from fairwind.report.finding import best_shown, finding, how_sure
 from fairwind.report.html import (
@@ -22,6 +21,7 @@ from fairwind.report.html import (
 )
 from fairwind.report.legend import legend_html, shared
 from fairwind.report.paired import Paired, paired
+from fairwind.report.provenance import how_section
 from fairwind.report.record import Record, read_record
 from fairwind.report.sizes import shown_by_size, sizes, trend_words
 from fairwind.report.table import Results, count, display_name, judged, measures, notes, reading, seed_count

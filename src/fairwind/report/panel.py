@@ -8,7 +8,11 @@ import numpy as np
 
 from fairwind.data.federation import Federation
 from fairwind.report import charts, pareto
-from fairwind.report.beside import (
+from fairwind.report.finding import best_shown, finding, how_sure
+from fairwind.report.html import chart_html, escaped, measures_table, table_html
+from fairwind.report.labels import shown_largest, spread
+from fairwind.report.paired import Paired, paired
+from fairwind.report.paper_comparison import (
     BESIDE,
     WEIGHTED,
     Cell,
@@ -17,10 +21,6 @@ from fairwind.report.beside import (
     published,
     statistics_of,
 )
-from fairwind.report.finding import best_shown, finding, how_sure
-from fairwind.report.html import chart_html, escaped, measures_table, table_html
-from fairwind.report.labels import shown_largest, spread
-from fairwind.report.paired import Paired, paired
 from fairwind.report.record import Record
 from fairwind.report.spread import distribution
 from fairwind.report.table import MEASURES, algorithm_of, count, display_name, seed_count

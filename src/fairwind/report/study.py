@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from fairwind.report import latex
-from fairwind.report.beside import (
+from fairwind.report.finding import best_shown
+from fairwind.report.html import escaped, frame, plain_spec, table_html, write_figure
+from fairwind.report.legend import legend_html, shared
+from fairwind.report.paired import paired
+from fairwind.report.panel import FindData, Shown, panel_charts, panel_section, show
+from fairwind.report.paper_comparison import (
     BESIDE,
     STATISTICS,
     against_others,
@@ -15,11 +20,6 @@ from fairwind.report.beside import (
     published,
     statistics_of,
 )
-from fairwind.report.finding import best_shown
-from fairwind.report.html import escaped, frame, plain_spec, table_html, write_figure
-from fairwind.report.legend import legend_html, shared
-from fairwind.report.paired import paired
-from fairwind.report.panel import FindData, Shown, panel_charts, panel_section, show
 from fairwind.report.plane import plane, plane_section, planes
 from fairwind.report.table import MEASURES, display_name, notes, seed_count
 from fairwind.report.targets import cost_of, rounds_to

@@ -195,7 +195,7 @@ class RunDirectory:
             "train_size": simulation.federation.train,
             "test_size": simulation.federation.test,
         }
-        others = zip(simulation.scores[1:], simulation.further, strict=True)
+        others = zip(simulation.scores[1:], simulation.other_scores, strict=True)
         clients |= {f"score.{score.name}": found.float() for score, found in others}
         metadata = {
             "names": json.dumps(simulation.federation.names),

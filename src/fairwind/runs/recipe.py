@@ -75,7 +75,7 @@ class Recipe:
         self.check()
         local = self.settings.solver
         known = {f.name: getattr(task.solver, f.name) for f in dataclasses.fields(local)}
-        lost = {name: known[name] for name in known if isinstance(getattr(local, name), Named)}
+        lost = {name: known[name] for name in known if isinstance(getattr(local, name), FunctionName)}
         settings = dataclasses.replace(self.settings, solver=dataclasses.replace(local, **lost))
         built = {label: (own or {}).get(label) or build_algorithm(label) for label in self.algorithms}
         runs = [Run(label, algorithm, seed) for label, algorithm in built.items() for seed in self.seeds]
@@ -91,7 +91,7 @@ class Recipe:
             name=task.name,
         )
 
-    def vouched(self, task: Task, simulation: Simulation) -> "Recipe":
+    def with_digests(self, task: Task, simulation: Simulation) -> "Recipe":
         """The same recipe with settings resolved, and digests of the user's data, model and algorithms."""
         brought = task.source.partition(":")[0] not in setups.SETUPS
         data = task.federation.origin.get("digest")
@@ -122,7 +122,9 @@ class Recipe:
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name == "settings":
-                before, now = (in_words(dataclasses.asdict(decisive(s))) for s in (mine, theirs))
+                before, now = (
+                    to_jsonable(dataclasses.asdict(without_machine_settings(s))) for s in (mine, theirs)
+                )
                 changed = [name for name in before if before[name] != now[name]]
                 if changed:
                     return f"setting {changed[0]!r}"
@@ -148,7 +150,7 @@ class Recipe:
         return dataclasses.asdict(settings_of(self.setup))
 
     def to_json(self) -> dict[str, Any]:
-        content: dict[str, Any] = in_words(dataclasses.asdict(self))
+        content: dict[str, Any] = to_jsonable(dataclasses.asdict(self))
         return content
 
     @classmethod
@@ -159,7 +161,7 @@ class Recipe:
             if isinstance(value, list):
                 solver[name] = tuple(value)
             elif isinstance(value, str) and ":" in value:
-                solver[name] = Named(value)
+                solver[name] = FunctionName(value)
         settings["solver"] = Solver(**solver)
         return cls(
             content["setup"],
@@ -180,7 +182,7 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Named:
+class FunctionName:
     """Stands for a function of which a stored recipe only has the name."""
 
     def __init__(self, name: str):
@@ -190,18 +192,18 @@ class Named:
         raise InputError(f"{self.name} was made in Python, and is known here by its name only")
 
 
-def in_words(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """Settings as JSON, with functions and classes by name."""
     if isinstance(value, dict):
-        return {name: in_words(part) for name, part in value.items()}
+        return {name: to_jsonable(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(in_words(part) for part in value)
-    if isinstance(value, Named):
+        return type(value)(to_jsonable(part) for part in value)
+    if isinstance(value, FunctionName):
         return value.name
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
 
 
-def decisive(settings: Settings) -> Settings:
+def without_machine_settings(settings: Settings) -> Settings:
     """Settings without those that may differ between machines."""
     plain = Settings()
     return dataclasses.replace(

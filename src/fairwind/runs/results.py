@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from fairwind.data.federation import Federation
-from fairwind.engine.evaluation.evaluate import split
+from fairwind.engine.evaluation import split
 from fairwind.engine.simulation import Simulation
 from fairwind.metrics import METRICS, OF_GROUPS, over_seeds
 from fairwind.runs.cost import round_cost
 from fairwind.runs.environment import environment
-from fairwind.runs.recipe import Recipe, in_words
+from fairwind.runs.recipe import Recipe, to_jsonable
 
 Evaluated = Callable[[list[dict[str, Any]]], object]
 """A callback that gets the newest line of every run's history: round, average, worst 30 % and so on."""
@@ -41,7 +41,7 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
         "task": simulation.name,
         "command": recipe.command(),
         "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
-        | in_words(dataclasses.asdict(simulation.settings)),
+        | to_jsonable(dataclasses.asdict(simulation.settings)),
         "engine": str(simulation.choice),
         "scores": _scores(simulation),
         "environment": environment(simulation.settings.device),

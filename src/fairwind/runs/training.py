@@ -120,7 +120,7 @@ def train(
         console.print(f"fairwind: {line}", soft_wrap=True)
 
 
-def help_along(simulation: Simulation) -> None:
+def train_on_other_rank(simulation: Simulation) -> None:
     """Trains the remaining rounds on a rank other than 0; rank 0 prints, writes and decides when to stop."""
     stop = Interrupt(Plain(quiet=True))
 

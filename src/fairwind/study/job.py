@@ -78,8 +78,8 @@ def run(job: Job, out: Path, train: Train, say: Callable[[str], None], *, wait: 
             directory = _begun(path)
             simulation = (recipe if directory is None else directory.recipe).build(task)
             if directory is None:
-                vouched = replace(recipe, settings=simulation.settings)
-                directory = RunDirectory.create(path, vouched, where, simulation)
+                verified = replace(recipe, settings=simulation.settings)
+                directory = RunDirectory.create(path, verified, where, simulation)
             for line in directory.restore(simulation):
                 say(line)
             train(directory, simulation)

@@ -14,7 +14,7 @@ from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, needs_extra, unknown
 from fairwind.runs.files import TRACKING, read_json, write_json
 from fairwind.runs.folder import RUNS, run_name
-from fairwind.runs.recipe import Recipe, in_words
+from fairwind.runs.recipe import Recipe, to_jsonable
 from fairwind.runs.results import Evaluated
 
 
@@ -110,7 +110,7 @@ class Tracking:
 
     def begin(self, simulation: Simulation, recipe: Recipe, path: Path | None) -> None:
         """A comparison, with the rounds that are behind it; `path` is its directory."""
-        settings: dict[str, Any] = in_words(asdict(recipe.settings))
+        settings: dict[str, Any] = to_jsonable(asdict(recipe.settings))
         runs = [(view.label, view.seed) for view in simulation.views]
         name = run_name(recipe.setup) if path is None else path.resolve().name
         self.start(name, {"task": recipe.setup, **settings}, runs, simulation.history, path)

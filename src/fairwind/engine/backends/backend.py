@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from fairwind.engine.backends.classifier import Classifier, applies
 from fairwind.engine.backends.compiling import Library, compiled_for_gpu, compiler_found
 from fairwind.engine.solver import Solver
-from fairwind.engine.stacked.cutting import Kind
+from fairwind.engine.stacked.chunks import Kind
 from fairwind.engine.stacked.workspace import Workspace
 from fairwind.errors import InputError, first_line
 
 # About how many seconds it takes: with PyTorch's compiler, or where C++ for these steps is at hand.
 SECONDS = {"cpu": 30, "cuda": 60}
-AT_HAND = 3
+HANDWRITTEN_SECONDS = 3
 COMPILER = "a C++ compiler (g++ or clang++)"
 
 
 def seconds(steps: dict[Kind, Workspace], solver: Solver) -> float:
     """About how long it takes to compile these kinds of steps."""
-    if all(at_hand(kind, workspace, solver) for kind, workspace in steps.items()):
-        return AT_HAND
+    if all(has_handwritten_step(kind, workspace, solver) for kind, workspace in steps.items()):
+        return HANDWRITTEN_SECONDS
     return SECONDS[next(iter(steps.values())).device.type]
 
 
@@ -35,7 +35,7 @@ def compile_steps(kind: Kind, workspaces: Sequence[Workspace], solver: Solver) -
         first.step = compiled_for_gpu(first.step)
         return
     try:
-        if at_hand(kind, first, solver):
+        if has_handwritten_step(kind, first, solver):
             library: Library | Classifier = Classifier(kind, first.model, first.rules)
         else:
             library = Library(first.step, *first.example())
@@ -54,7 +54,7 @@ def _no_compiler(missing: str) -> InputError:
     )
 
 
-def at_hand(kind: Kind, workspace: Workspace, solver: Solver) -> bool:
+def has_handwritten_step(kind: Kind, workspace: Workspace, solver: Solver) -> bool:
     """Whether there is C++ for these steps."""
     on_cpu = workspace.device.type == "cpu"
     return on_cpu and applies(kind, workspace.model, workspace.data, workspace.rules, solver)

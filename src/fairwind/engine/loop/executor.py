@@ -15,11 +15,11 @@ from torch import Tensor
 from fairwind.contract import GradientAlgorithm, Local, MemoryAlgorithm, PersonalAlgorithm, Report
 from fairwind.data.counter import mix
 from fairwind.data.federation import Federation
-from fairwind.engine.executor import Outcome, Run
+from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.layout import Parts
 from fairwind.engine.local import local_part
 from fairwind.engine.loop.learner import PROBED, Learner, Modification, difference, split
-from fairwind.engine.loop.tally import ClientResult, Tally, outcome
+from fairwind.engine.loop.tally import ClientResult, RunTotals, outcome
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.schedule import Order, Plan, Planner
@@ -100,7 +100,7 @@ class Loop:
         )
 
     def round(
-        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[Outcome], None]
+        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[RoundSums], None]
     ) -> None:
         jobs = [
             Job(r, entry, client)
@@ -119,7 +119,7 @@ class Loop:
                     self._train_personal(x[r], job, learner)
                 return trained
 
-            tallies = [Tally(r, run, x[r], states[r], self.memories) for r, run in enumerate(self.runs)]
+            tallies = [RunTotals(r, run, x[r], states[r], self.memories) for r, run in enumerate(self.runs)]
             done = zip(jobs, self.workers.map(train, jobs), strict=True)
             for r, of_run in groupby(done, lambda pair: pair[0].run):
                 while some := list(islice(of_run, self.together)):

@@ -173,7 +173,7 @@ def split(samples: Tensor, size: int) -> tuple[Tensor, ...]:
     return (samples,) if len(samples) <= size else torch.split(samples, size)
 
 
-class Sum:
+class CompensatedSum:
     """Σ coef·δ in float64, with a few terms at a time added up in the updates' own type."""
 
     def __init__(self, like: Tensor):

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from fairwind.aggregation import contribute, usable_clients
 from fairwind.contract import CohortAlgorithm, GramAlgorithm, MemoryAlgorithm, Report
-from fairwind.engine.executor import Outcome, Run
-from fairwind.engine.held import Held
-from fairwind.engine.loop.learner import Sum
+from fairwind.engine.executor import RoundSums, Run
+from fairwind.engine.loop.learner import CompensatedSum
 from fairwind.engine.memory import Memories, changed
+from fairwind.engine.round_updates import RoundUpdates
 
 
 class ClientResult(NamedTuple):
@@ -24,22 +24,22 @@ class ClientResult(NamedTuple):
     update: Tensor  # δ (P,)
 
 
-class Tally:
+class RunTotals:
     """What a run's clients add up to."""
 
     def __init__(self, r: int, run: Run, x: Tensor, state: Any, memories: Memories):
         """For the r-th run, whose clients receive x (P,)."""
         self.r, self.algorithm, self.state, self.memories = r, run.algorithm, state, memories
-        self.total = Sum(x)
+        self.total = CompensatedSum(x)
         self.sums: Any = None
         self.used, self.left_out = torch.zeros(2, dtype=torch.int64, device=x.device)
         self.lowest = torch.full((), torch.inf, dtype=torch.float64, device=x.device)
         self.change: Tensor | None = None  # Σ of the changes of clients' memories (P,)
         if isinstance(self.algorithm, MemoryAlgorithm):
             self.change = torch.zeros_like(x, dtype=torch.float64)
-        self.held: Held | None = None
+        self.held: RoundUpdates | None = None
         if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
-            self.held = Held(self.algorithm, lambda matrices: matrices[0])
+            self.held = RoundUpdates(self.algorithm, lambda matrices: matrices[0])
 
     def add(self, clients: list[ClientResult], report: Report) -> None:
         """Adds clients, given also their report (n,), whose measured numbers are still missing."""
@@ -90,7 +90,7 @@ def _together(clients: list[ClientResult]) -> Tensor:
     return clients[0].update[None] if len(clients) == 1 else torch.stack([each.update for each in clients])
 
 
-def outcome(tallies: list[Tally], more: dict[int, Tensor]) -> Outcome:
+def outcome(tallies: list[RunTotals], more: dict[int, Tensor]) -> RoundSums:
     """The sums of all runs; `more` are the mean gradients of those that have them."""
     total = torch.stack([tally.total.flush() for tally in tallies])
     used, left_out, lowest = (
@@ -98,4 +98,4 @@ def outcome(tallies: list[Tally], more: dict[int, Tensor]) -> Outcome:
     )
     changes = {tally.r: tally.change for tally in tallies if tally.change is not None}
     held = {tally.r: tally.held for tally in tallies if tally.held is not None}
-    return Outcome(total, [tally.sums for tally in tallies], used, left_out, lowest, more | changes, held)
+    return RoundSums(total, [tally.sums for tally in tallies], used, left_out, lowest, more | changes, held)

@@ -15,18 +15,17 @@ from fairwind.contract import Report
 from fairwind.data.federation import Federation
 from fairwind.engine.backends.backend import compile_steps, seconds
 from fairwind.engine.backends.graphs import Graphs, out_of_memory, recording
-from fairwind.engine.evaluation.evaluate import split
-from fairwind.engine.executor import Outcome, Run, over_ranks
-from fairwind.engine.further import Further, MeanGradient, Trained
+from fairwind.engine.evaluation import split
+from fairwind.engine.executor import RoundSums, Run, over_ranks
+from fairwind.engine.extras import AlgorithmExtras, MeanGradient, Trained
 from fairwind.engine.local import PASSES, Locals, Modifications, Pass
 from fairwind.engine.memory import Memories
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.schedule import Planner
-from fairwind.engine.stacked.cutting import PROBES, Cutter, Kind
+from fairwind.engine.stacked.chunks import PROBES, Chunk, Cutter, Kind
 from fairwind.engine.stacked.model import StackedModel
-from fairwind.engine.stacked.ragged import Chunk
 from fairwind.engine.stacked.steps import Rows, gradient_step, loss_step, train_step
-from fairwind.engine.stacked.sums import Totals, by_algorithm, contributions, norms
+from fairwind.engine.stacked.sums import RoundTotals, by_algorithm, contributions, norms
 from fairwind.engine.stacked.workspace import Workspace
 from fairwind.engine.workers import Workers
 from fairwind.errors import InputError, first_line
@@ -59,17 +58,17 @@ class Stacked:
         like = torch.empty(0, dtype=model.dtype, device=self.device)
         found = [Locals(runs, way, like) for way in PASSES]
         self.locals: dict[Pass, Locals] = {each.way: each for each in found if each.parts}
-        self.further = Further(model.layout, memories, runs, federation, workers=workers)
+        self.extras = AlgorithmExtras(model.layout, memories, runs, federation, workers=workers)
         vectors = max(each.rules.own + each.rules.corrected for each in self.locals.values())
         self.cutter = Cutter(
-            model, planner, runs, budget=budget, workers=workers, apart=self.further.apart, vectors=vectors
+            model, planner, runs, budget=budget, workers=workers, apart=self.extras.apart, vectors=vectors
         )
         self.algorithms = by_algorithm(runs)
         self.step_graphs, self.round_graphs = Graphs(self.device), Graphs(self.device)
         models = [model, *(model.another() for _ in range(workers - 1))]
         self.federation = federation
         # If samples are on the host, one of them gives their types and shapes.
-        hosted = federation.brought_to is not None
+        hosted = federation.compute_device is not None
         data = federation.at(slice(0, 1)) if hosted else (federation.inputs, federation.targets)
         self.workers = Workers([self._workspaces(each, data) for each in models])
         self.kept: dict[Kind, list[tuple[Tensor, Chunk | None]]] = {}
@@ -79,7 +78,7 @@ class Stacked:
         self.uncompiled = False  # and is to be compiled
         # A round that repeats is recorded as a whole: then its chunks are kept, and its steps not recorded.
         self.records = self.round_graphs.on
-        plain = not (hosted or self.further.seeing or memories.on_host)
+        plain = not (hosted or self.extras.seeing or memories.on_host)
         self.whole_rounds = self.records and planner.repeats and ranks.world == 1 and plain
         self.step_graphs.on &= not self.whole_rounds
 
@@ -139,7 +138,7 @@ class Stacked:
         return steps
 
     def round(
-        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[Outcome], None]
+        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[RoundSums], None]
     ) -> None:
         if not self.whole_rounds:
             return finish(self._outcome(x, loss0, states))
@@ -149,19 +148,19 @@ class Stacked:
         return None
 
     @torch.no_grad()
-    def _outcome(self, x: Tensor, loss0: Tensor, states: Sequence[Any]) -> Outcome:
+    def _outcome(self, x: Tensor, loss0: Tensor, states: Sequence[Any]) -> RoundSums:
         layout, rows = self.model.layout, len(self.cutter.row_run)
         models = layout.as_matrices(layout.parts(x))
         loss, grad_norm = torch.full((2, rows), torch.nan, dtype=torch.float64, device=self.device)
-        gradients = {r: MeanGradient(x[r]) for r in self.further.summing}
+        gradients = {r: MeanGradient(x[r]) for r in self.extras.summing}
         for kind in PROBES:
             for chunk, measured in self._chunked(kind, partial(self._probe, kind, models)):
                 loss[chunk.rows], grad_norm[chunk.rows] = measured[:2]
                 for r, found in measured[2].items():
                     gradients[r].add(*found)
         more = {r: gradient.mean() for r, gradient in gradients.items()}
-        held = self.further.held()
-        totals = Totals(len(self.runs), models)
+        held = self.extras.held()
+        totals = RoundTotals(len(self.runs), models)
 
         def train(
             local: Locals, modifications: Modifications, chunk: Chunk, workspaces: Workspaces
@@ -169,7 +168,7 @@ class Stacked:
             rows = self._work(chunk, workspaces[local.way], models, modifications, local)
             delta = layout.as_matrices(rows.weights)
             if local.way == "personal":
-                return self.further.keep_models(chunk, delta)
+                return self.extras.keep_models(chunk, delta)
             start = chunk.runs_there if len(chunk.runs) == 1 else chunk.row_run
             for trained, model in zip(delta, models, strict=True):
                 torch.sub(model.index_select(0, start), trained, out=trained)
@@ -178,7 +177,7 @@ class Stacked:
                 update_norm=norms(delta), loss=loss[chunk.rows], grad_norm=grad_norm[chunk.rows]
             )
             part = contributions(self.algorithms, chunk, report, delta, waits=not self.records)
-            return self.further.after(
+            return self.extras.after(
                 local, modifications, chunk, report, delta, part, copy=not self.one_chunk
             )
 
@@ -191,7 +190,7 @@ class Stacked:
                     more[r] = more[r] + change if r in more else change
                 for r, each in trained.held.items():
                     held[r].add(*each)
-                self.further.remember(local, trained)
+                self.extras.remember(local, trained)
         return over_ranks(totals.outcome(layout, more, held), self.runs, self.ranks)
 
     def _chunked(self, kind: Kind, work: Callable[[Chunk, Workspaces], T]) -> Iterator[tuple[Chunk, T]]:
@@ -264,7 +263,7 @@ class Stacked:
             workspace.bring(self.federation, chunk.selection.brought)
         rows = workspace.load(models, chunk.row_run, modifications)
         if local is not None:
-            self.further.begin(local, chunk, rows)
+            self.extras.begin(local, chunk, rows)
         keys = chunk.dropout_keys(order) if self.model.random else None
         workspace.work(chunk.counts, chunk.samples(order), keys, self.lr)
         return rows
@@ -279,7 +278,7 @@ class Stacked:
             return summed / divisor, summed * torch.nan, {}
         sums = self.model.layout.as_matrices(rows.kept[0])
         norm = norms(sums)
-        return summed / divisor, norm / divisor, self.further.gradients(chunk, sums, norm, divisor)
+        return summed / divisor, norm / divisor, self.extras.gradients(chunk, sums, norm, divisor)
 
     def _divisor(self, chunk: Chunk) -> Tensor:
         """What the summed losses of rows (n,) are divided by."""

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from fairwind.aggregation import contribute, usable_clients
 from fairwind.contract import AnyAlgorithm, CohortAlgorithm, GramAlgorithm, Report
-from fairwind.engine.executor import Outcome, Run
-from fairwind.engine.held import Held
+from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.layout import Layout
 from fairwind.engine.precision import products
-from fairwind.engine.stacked.ragged import Chunk
+from fairwind.engine.round_updates import RoundUpdates
+from fairwind.engine.stacked.chunks import Chunk
 
 
-class Partial(NamedTuple):
+class ChunkSums(NamedTuple):
     """The sums of one chunk."""
 
     updates: list[Tensor]  # (runs of the chunk, n) Σ coef·δ, as the layout's matrices, in float64
@@ -40,7 +40,7 @@ def contributions(
     delta: list[Tensor],
     *,
     waits: bool,
-) -> Partial:
+) -> ChunkSums:
     """The rows' contributions, summed run by run; `delta` are their updates as the layout's matrices.
 
     `waits` if a number may be read: a GPU would have to be waited for, and a recorded round cannot.
@@ -82,10 +82,10 @@ def contributions(
     counted = (member @ usable.double()).long()
     measured = torch.where(report.loss.isnan(), torch.inf, report.loss)
     lowest = torch.where(member > 0, measured, torch.inf).amin(1)
-    return Partial(updates, sums, counted, member.sum(1).long() - counted, lowest, usable)
+    return ChunkSums(updates, sums, counted, member.sum(1).long() - counted, lowest, usable)
 
 
-class Totals:
+class RoundTotals:
     """The running sums of a round."""
 
     def __init__(self, runs: int, models: list[Tensor]):
@@ -95,7 +95,7 @@ class Totals:
         self.lowest = torch.full((runs,), torch.inf, dtype=torch.float64, device=device)
         self.sums: list[Any] = [None] * runs
 
-    def add(self, chunk: Chunk, part: Partial) -> None:
+    def add(self, chunk: Chunk, part: ChunkSums) -> None:
         there = chunk.runs_there
         for summed, update in zip(self.total, part.updates, strict=True):
             summed.index_add_(0, there, update)
@@ -106,9 +106,9 @@ class Totals:
             old = self.sums[r]
             self.sums[r] = new if old is None else type(new)(*map(torch.add, old, new))
 
-    def outcome(self, layout: Layout, more: dict[int, Tensor], held: dict[int, Held]) -> Outcome:
+    def outcome(self, layout: Layout, more: dict[int, Tensor], held: dict[int, RoundUpdates]) -> RoundSums:
         total = layout.from_matrices(self.total)
-        return Outcome(total, self.sums, self.used, self.left_out, self.lowest, more, held)
+        return RoundSums(total, self.sums, self.used, self.left_out, self.lowest, more, held)
 
 
 def norms(parts: list[Tensor]) -> Tensor:

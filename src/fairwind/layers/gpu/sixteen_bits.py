@@ -16,12 +16,12 @@ SMALLEST = 2.0**-100  # number that a row is scaled by
 NEEDED = 160 << 10  # bytes of shared memory: an A100 or newer, but not a graphics card
 
 
-def rounds() -> bool:
+def tf32_allowed() -> bool:
     """Whether float32 factors may be rounded; in compiled code, as it was when that was compiled."""
     return torch.get_float32_matmul_precision() != "highest"
 
 
-def has_room() -> bool:
+def has_shared_memory() -> bool:
     """Whether the GPU has the shared memory that the kernels need."""
     if not torch.cuda.is_available():  # interpreted
         return True
@@ -33,8 +33,8 @@ def has_room() -> bool:
 
 def may_be_half(x: Tensor) -> bool:
     """Whether a tensor's device has such kernels, and its numbers have 16 bits or may be rounded."""
-    small = x.dtype in HALF or (x.dtype == torch.float32 and rounds())
-    return x.device.type in DEVICES and small and has_room()
+    small = x.dtype in HALF or (x.dtype == torch.float32 and tf32_allowed())
+    return x.device.type in DEVICES and small and has_shared_memory()
 
 
 def half(t: Tensor) -> tuple[Tensor, Tensor | None]:

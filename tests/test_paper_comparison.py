@@ -11,7 +11,8 @@ from fairwind.algorithms import PAPER
 from fairwind.intervals import KEYS, jackknife, paired_differences, student
 from fairwind.metrics import fairness
 from fairwind.report import latex, pareto, write_theory
-from fairwind.report.beside import (
+from fairwind.report.paired import paired
+from fairwind.report.paper_comparison import (
     BESIDE,
     WEIGHTED,
     against_others,
@@ -22,7 +23,6 @@ from fairwind.report.beside import (
     published_rows,
     statistics_of,
 )
-from fairwind.report.paired import paired
 from fairwind.report.record import Record
 from fairwind.report.targets import Reached, rounds_to, target_tables
 

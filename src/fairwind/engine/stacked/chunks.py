@@ -1,20 +1,123 @@
-"""Divides the rows of a round into chunks within a memory budget."""
+"""The rows of a round in chunks that fit into memory, sorted with the longest first."""
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fairwind.data.counter import mixed, segments
 from fairwind.engine.executor import Run
 from fairwind.engine.local import PASSES, trains
-from fairwind.engine.plan.costs import LAUNCHED
+from fairwind.engine.plan import LAUNCHED
 from fairwind.engine.ranks import Ranks
-from fairwind.engine.schedule import Plan, Planner
+from fairwind.engine.schedule import Order, Plan, Planner, Selection, places
 from fairwind.engine.stacked.model import StackedModel
-from fairwind.engine.stacked.ragged import Chunk, active_rows, chunk_of, chunks, evenly, round_robin
 from fairwind.layers.gpu import lstm
-from fairwind.layers.gpu.sixteen_bits import has_room, rounds
+from fairwind.layers.gpu.sixteen_bits import has_shared_memory, tf32_allowed
+
+
+class Chunk(NamedTuple):
+    """Rows that train together, the longest first: everything that is known before shuffling."""
+
+    rows: Tensor  # (n,) which of the round's rows
+    row_run: Tensor  # (n,)
+    row_entry: Tensor  # (n,) which of the selection's entries
+    client: Tensor  # (n,)
+    size: Tensor  # (n,) samples, in float64
+    steps: Tensor  # (n,) τ, in float64
+    runs: list[int]  # the runs among the rows, here
+    runs_there: Tensor  # and on the device
+    member: Tensor  # (runs, n) 1 where a row is the run's, else 0
+    selection: Selection
+    counts: list[int]  # number of rows that take each step
+    batch_step: Tensor  # (Σ counts,) each batch's step
+    batch_entry: Tensor  # (Σ counts,) which of the selection's entries it belongs to
+    batch_places: Tensor  # (Σ counts, B) which of the ordered samples it takes
+    padding: Tensor  # (Σ counts, B) −1 for padding, else 0
+    rows_of: dict[int, Tensor]  # which of the chunk's rows are a run's, for some runs
+
+    def clients(self, rows: Tensor) -> Tensor:
+        """The clients of some of the chunk's rows."""
+        return self.client[rows]
+
+    def samples(self, order: Order) -> Tensor:
+        """The batches' samples (Σ counts, B), with all bits inverted, and thus negative, for padding."""
+        return order.samples[self.batch_places] ^ self.padding
+
+    def sums(self, values: Tensor, order: Order) -> Tensor:
+        """Sums over the samples of each row (n,), given a value of every sample."""
+        taken = values[order.samples]
+        owner, _ = segments(self.selection.size, len(taken))
+        return taken.new_zeros(len(self.selection.size)).index_add_(0, owner, taken)[self.row_entry]
+
+    def dropout_keys(self, order: Order) -> Tensor:
+        """The random keys of the batches' dropout (Σ counts,)."""
+        return mixed(order.dropout_key[self.batch_entry], self.batch_step)
+
+
+def chunk_of(
+    rows: Tensor,
+    row_run: Tensor,
+    row_entry: Tensor,
+    selection: Selection,
+    counts: Tensor,
+    batch_size: int,
+    apart: Collection[int] = (),
+) -> Chunk:
+    """A chunk of rows with their runs and entries, and how many of the first rows take each step."""
+    device = selection.entry.device
+    runs = torch.unique(row_run)
+    row_entry, active = row_entry.to(device), counts.tolist()
+    batch_step, batch_row = segments(counts.to(device), sum(active))
+    batch_entry = row_entry[batch_row]
+    return Chunk(
+        rows.to(device),
+        row_run.to(device),
+        row_entry,
+        selection.client[row_entry],
+        selection.size[row_entry].double(),
+        selection.steps[row_entry].double(),
+        runs.tolist(),
+        runs.to(device),
+        (runs[:, None] == row_run).double().to(device),
+        selection,
+        active,
+        batch_step,
+        batch_entry,
+        *places(selection, batch_entry, batch_step, batch_size),
+        {r: (row_run == r).nonzero()[:, 0].to(device) for r in apart if r in runs},
+    )
+
+
+def active_rows(steps: Tensor, multiple: int = 1) -> Tensor:
+    """How many of n rows, sorted by their steps (n,), take each step, rounded up to a multiple."""
+    finished = torch.bincount(steps).cumsum(0)[:-1]
+    active = -(-(len(steps) - finished) // multiple) * multiple
+    # The compiler specialises a size of one.
+    return active.clamp(min=min(2, len(steps)), max=len(steps))
+
+
+def chunks(costs: Tensor, limit: int) -> tuple[Tensor, ...]:
+    """Indices in consecutive chunks whose costs sum to about the limit, or a single cost above it."""
+    _, counts = torch.unique_consecutive(costs.cumsum(0) // limit, return_counts=True)
+    return torch.split(torch.arange(len(costs)), counts.tolist())
+
+
+def evenly(costs: Tensor, budget: int) -> list[Tensor]:
+    """Indices in few chunks of equal size, up to one, within the budget if possible."""
+    parts = -(-int(costs.sum()) // budget)
+    while True:
+        cut = list(torch.arange(len(costs)).tensor_split(min(parts, len(costs))))
+        if parts >= len(costs) or max(int(costs[part].sum()) for part in cut) <= budget:
+            return cut
+        parts += 1 + parts // 8
+
+
+def round_robin(count: int, parts: int) -> list[Tensor]:
+    """Indices 0 to count, distributed round-robin: every part has some of the first and of the last."""
+    return [torch.arange(count)[k::parts] for k in range(min(parts, count))]
+
 
 # What rows are used for: kinds of training, and probes
 Kind = Literal["training", "corrected", "personal", "gradient", "loss"]
@@ -121,7 +224,7 @@ class Cutter:
         """The rows as a chunk, whose numbers of active rows are rounded up to at most this many values."""
         assert self.plan is not None
         entries, row_entry = torch.unique(self.row_entry[rows], return_inverse=True)
-        bring = self.planner.federation.brought_to is not None
+        bring = self.planner.federation.compute_device is not None
         if kind in PASSES:
             selection = self.planner.training(self.plan, entries, bring=bring)
         else:
@@ -154,7 +257,7 @@ class Cutter:
         assert self.plan is not None
         federation = self.planner.federation
         own = 24
-        if federation.brought_to is not None:
+        if federation.compute_device is not None:
             own += federation.bytes // (4 * max(1, federation.samples))
         samples = self.batch_sizes[kind] * self._steps(kind, rows)
         if kind in PASSES:  # an epoch is shuffled as a whole, even if few of its steps are taken
@@ -168,7 +271,9 @@ class Cutter:
         numbers = self.planner.participants * len(self.runs) // world * self.fixed("training")
         if self.on_gpu:  # passes over memory; but many small products gain nothing
             recurrent = [layer for layer in self.model.training.modules() if isinstance(layer, nn.RNNBase)]
-            by_token = not all(lstm.fits(layer) and rounds() and has_room() for layer in recurrent)
+            by_token = not all(
+                lstm.fits(layer) and tf32_allowed() and has_shared_memory() for layer in recurrent
+            )
             return 0.0 if by_token else 3e-12 * numbers * float(steps.double().mean())
         calls = max(int(steps.max()), int(numbers // self.budget * steps.double().mean()))
         return 1e-3 * calls

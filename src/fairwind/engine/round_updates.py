@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fairwind.aggregation import usable_clients
-from fairwind.contract import Cohort, Report, SeeingAlgorithm
+from fairwind.contract import Cohort, Report, WeighingAlgorithm
 from fairwind.engine.precision import products
 from fairwind.engine.workers import Workers
 
@@ -15,12 +15,12 @@ from fairwind.engine.workers import Workers
 NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
-class Held:
+class RoundUpdates:
     """Reports and updates of one run's clients, chunk by chunk."""
 
     def __init__(
         self,
-        algorithm: SeeingAlgorithm,
+        algorithm: WeighingAlgorithm,
         from_matrices: Callable[[list[Tensor]], Tensor],
         workers: Workers[None] | None = None,
     ):

@@ -1,16 +1,19 @@
-"""Every client's mean loss and scores at shared weights, in large batches across clients."""
+"""Every client's loss and scores: under which models, computed how, and kept round after round."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fairwind.contract import CohortAlgorithm, PersonalAlgorithm
 from fairwind.data.counter import segments
 from fairwind.data.federation import Federation
+from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import Loss
+from fairwind.engine.memory import Memories
 from fairwind.engine.ranks import ALONE, Ranks
-from fairwind.engine.stacked.ragged import chunks
+from fairwind.engine.stacked.chunks import chunks
 from fairwind.scores import Score, segment_sums
 
 # Approximate size of the activations of one batch, over all models
@@ -123,3 +126,85 @@ def split(federation: Federation, part: str) -> tuple[Tensor, Pick]:
         return (start[clients][owner] + place).to(federation.device)
 
     return sizes, pick
+
+
+class EvaluatedModel(NamedTuple):
+    """A model of a run, or one for each client."""
+
+    label: str
+    seed: int
+    run: int
+    model: Literal["global", "averaged", "personal"] = "global"
+
+
+def views_of(runs: Sequence[Run]) -> list[EvaluatedModel]:
+    """In the order of the runs, each followed by its additional models."""
+    found = []
+    for r, run in enumerate(runs):
+        found.append(EvaluatedModel(run.label, run.seed, r))
+        if isinstance(run.algorithm, CohortAlgorithm) and run.algorithm.averaged_model is not None:
+            found.append(EvaluatedModel(f"{run.label} (averaged)", run.seed, r, "averaged"))
+        if isinstance(run.algorithm, PersonalAlgorithm):
+            found.append(EvaluatedModel(f"{run.label} (personal)", run.seed, r, "personal"))
+    return found
+
+
+def averaged(run: Run, state: Any) -> Tensor:
+    """The additional model (P,) of a run that has one."""
+    assert isinstance(run.algorithm, CohortAlgorithm)
+    assert run.algorithm.averaged_model is not None
+    return run.algorithm.averaged_model(state)
+
+
+def judge_views(
+    views: Sequence[EvaluatedModel],
+    runs: Sequence[Run],
+    x: Tensor,
+    states: Sequence[Any],
+    memories: Memories,
+    scorers: tuple[Scorer, Scorer],
+    federation: Federation,
+    sizes: Tensor,
+    pick: Pick,
+    ranks: Ranks,
+) -> tuple[Tensor, ...]:
+    """Every client's mean loss and scores under each view's model, (views, K) each, on the host.
+
+    The first of the `scorers` is for shared models, the second for personal ones.
+    """
+    shared = [view for view in views if view.model != "personal"]
+    if len(shared) > len(x):
+        both = {"global": lambda r: x[r], "averaged": lambda r: averaged(runs[r], states[r]).to(x.dtype)}
+        x = torch.stack([both[view.model](view.run) for view in shared])
+    found = client_scores(scorers[0], federation, x, sizes, pick, ranks)
+    rows = {(view.label, view.seed): [each[i] for each in found] for i, view in enumerate(shared)}
+    for view in views:
+        if view.model == "personal":
+            own = own_scores(scorers[1], federation, memories.values[view.run], sizes, pick, x.device)
+            rows[view.label, view.seed] = list(own)
+    in_order = [rows[view.label, view.seed] for view in views]
+    return tuple(torch.stack(each).cpu() for each in zip(*in_order, strict=True))
+
+
+LIMIT = 2**28  # bytes
+
+
+class Curves:
+    """The main score of each client in each run (R, K), round after round.
+
+    If they take too much memory, every second evaluation is dropped, repeatedly.
+    """
+
+    def __init__(self, rounds: Sequence[int] = (), values: Tensor | None = None):
+        self.rounds = list(rounds)
+        self.values = [] if values is None else list(values)
+
+    def add(self, round: int, score: Tensor) -> None:
+        self.rounds.append(round)
+        self.values.append(score.float())
+        while len(self.rounds) > 2 and 4 * score.numel() * len(self.rounds) > LIMIT:
+            self.rounds, self.values = self.rounds[::-2][::-1], self.values[::-2][::-1]
+
+    def tensor(self) -> Tensor:
+        """(evaluations, R, K)."""
+        return torch.stack(self.values) if self.values else torch.empty(0)

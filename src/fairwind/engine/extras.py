@@ -10,20 +10,20 @@ from torch import Tensor
 from fairwind.contract import GradientAlgorithm, Report
 from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run, seeing
-from fairwind.engine.held import Held
 from fairwind.engine.layout import Layout, Parts
 from fairwind.engine.local import Locals, Modifications
 from fairwind.engine.memory import Memories, changed
-from fairwind.engine.stacked.ragged import Chunk
+from fairwind.engine.round_updates import RoundUpdates
+from fairwind.engine.stacked.chunks import Chunk
 from fairwind.engine.stacked.steps import Rows
-from fairwind.engine.stacked.sums import Partial
+from fairwind.engine.stacked.sums import ChunkSums
 from fairwind.engine.workers import Workers
 
 
 class Trained(NamedTuple):
     """The results of a chunk of rows."""
 
-    part: Partial | None  # none for personal models
+    part: ChunkSums | None  # none for personal models
     changes: dict[int, Tensor]  # by run, Σ of the changes of its clients' memories (P,)
     held: dict[int, tuple[Report, Tensor, list[Tensor]]]  # by run: reports, clients and updates
     remembered: list[tuple[int, Tensor, Tensor]]  # runs, clients, and their memories' changes or new models
@@ -43,7 +43,7 @@ class MeanGradient:
         return self.total / self.weight.clamp(min=1)
 
 
-class Further:
+class AlgorithmExtras:
     """Handles these for chunks of stacked rows."""
 
     def __init__(
@@ -61,9 +61,11 @@ class Further:
         self.workers = Workers([None] * (workers if self.seeing else 1))
         self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
 
-    def held(self) -> dict[int, Held]:
+    def held(self) -> dict[int, RoundUpdates]:
         """Where updates are held in a round, for the runs whose servers see them."""
-        return {r: Held(each, self.layout.from_matrices, self.workers) for r, each in self.seeing.items()}
+        return {
+            r: RoundUpdates(each, self.layout.from_matrices, self.workers) for r, each in self.seeing.items()
+        }
 
     @property
     def apart(self) -> set[int]:
@@ -119,7 +121,7 @@ class Further:
         chunk: Chunk,
         report: Report,
         delta: list[Tensor],
-        part: Partial,
+        part: ChunkSums,
         *,
         copy: bool,
     ) -> Trained:

@@ -1,1 +1,0 @@
-"""Scores and losses of models on clients."""

@@ -1,1 +1,0 @@
-"""How a run is computed, and why."""
