@@ -62,6 +62,12 @@ class Comparison:
     test_size: list[int] = field(default_factory=list)
     """The clients' test samples."""
 
+    @property
+    def plan(self) -> dict[str, dict[str, Any]]:
+        """How it was computed, part by part: its `value` and `why`; `fairwind compare --explain` shows it."""
+        found: dict[str, dict[str, Any]] = self.results.get("plan", {})
+        return found
+
     def __getitem__(self, key: Any) -> Result:
         """A run: by its index, its algorithm (with the first seed), or (algorithm, seed)."""
         key = python_numbers(key)

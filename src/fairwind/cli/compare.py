@@ -131,6 +131,8 @@ class Compare:
     """Directory for the results (runs/NAME-TIME if not given)."""
     checkpoint_every: Seconds = 30
     """Time between checkpoints: what a kill may cost."""
+    explain: bool = False
+    """Only show how the comparison would be computed, and why: nothing is trained or written."""
     track: Names = ()
     """Trackers that show the rounds, each as NAME or NAME:FOLDER: tensorboard, mlflow, wandb (offline)."""
 
@@ -139,6 +141,10 @@ class Compare:
         own = self._own_task()
         recipe = self.recipe(own)
         recipe.check()
+        if self.explain:
+            where = Where(self.data_dir, self.glove, self.cache)
+            print(recipe.build(own or _load(recipe.setup, where)).plan)
+            return None
         first = find().first
         tracking = Tracking(self.track if first else ())
         name = own.name if own is not None else recipe.setup.partition(":")[0]

@@ -33,6 +33,7 @@ from fairwind.runs.training import train as train_rounds
 from fairwind.setups import Where
 from fairwind.study import Finished, Panel, Study, choose, clear, missing, narrowed, read_runs, read_study
 from fairwind.study import run as train_job
+from fairwind.study.job import Job
 
 
 @described
@@ -85,12 +86,6 @@ class Training:
             if not folder.is_dir():
                 raise InputError(f"--runs {folder} is no folder; name one that holds finished comparisons")
         _make(out_dir)
-        again = shlex.join(["fairwind", *sys.argv[1:]])
-
-        def train(directory: RunDirectory, simulation: Simulation) -> None:
-            every = self.checkpoint_every
-            train_rounds(simulation, directory, console=err, every=every, again=again, save_last=False)
-
         if find().world > 1:
             raise InputError("a study is trained by one process: start it without torchrun")
         for study in chosen:
@@ -108,7 +103,23 @@ class Training:
         jobs = [] if self.report_only else missing(panels, finished, self.where, digest, **options)
         if jobs:  # what this machine has not is refused before the first of them
             resolve(Settings(device=self.device, precision=self.precision))
-        failed, left, wait = [], list(enumerate(jobs, 1)), False
+        failed = self._train(jobs, out_dir)
+        finished, _ = read_runs(out_dir, *self.runs)
+        for study in chosen:
+            self.show(study, finished, out_dir, digest)
+        if failed:
+            raise InputError(f"{len(failed)} of {len(jobs)} could not be trained; the first, {failed[0]}")
+
+    def _train(self, jobs: list[Job], out_dir: Path) -> list[str]:
+        """Trains them, those of other processes last; says what could not be trained."""
+        again = shlex.join(["fairwind", *sys.argv[1:]])
+
+        def train(directory: RunDirectory, simulation: Simulation) -> None:
+            every = self.checkpoint_every
+            train_rounds(simulation, directory, console=err, every=every, again=again, save_last=False)
+
+        failed: list[str] = []
+        left, wait = list(enumerate(jobs, 1)), False
         while left:
             busy = []
             for number, job in left:
@@ -123,11 +134,7 @@ class Training:
                     failed.append(f"{recipe.setup}: {error}")
                     say(f"left out: {failed[-1]}")
             left, wait = busy, True
-        finished, _ = read_runs(out_dir, *self.runs)
-        for study in chosen:
-            self.show(study, finished, out_dir, digest)
-        if failed:
-            raise InputError(f"{len(failed)} of {len(jobs)} could not be trained; the first, {failed[0]}")
+        return failed
 
     def show(
         self, study: Study, finished: list[Finished], out_dir: Path, digest: Callable[[str], str | None]

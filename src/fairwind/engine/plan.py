@@ -1,4 +1,4 @@
-"""Which executor trains a model, and why: from counts, not from measurements.
+"""How a comparison is computed, and why: from counts and settings, not from measurements.
 
 So the same task is always trained in the same way. The constants of seconds are fits to measured steps of
 small and middle-sized modules, on a core of a server; only their ratios matter. `benchmarks/zoo_speed.py`
@@ -16,6 +16,92 @@ from fairwind.engine.ranks import Ranks
 from fairwind.engine.settings import Engine, Settings
 from fairwind.engine.stacked.model import CannotStackError, StackedModel
 from fairwind.errors import InputError
+
+LARGE_PARAMETERS = 1 << 20  # of a model whose kernels fill all cores in the loop,
+LARGE_STEP_OPERATIONS = 5e9  # or of its local step
+
+
+class Decision(NamedTuple):
+    """One part of a plan."""
+
+    value: str | int | float
+    why: str
+
+
+class ExecutionPlan(NamedTuple):
+    """How a comparison is computed. Other plans give the same numbers, up to rounding and the precision."""
+
+    device: Decision  #: "cpu", "cuda", …
+    data: Decision  #: Where samples are kept: "device" or "host".
+    precision: Decision  #: Of local steps.
+    executor: Decision  #: "stacked" (all clients at once) or "loop" (one after another).
+    steps: Decision  #: "eager", "compiled", or "hand-written" C++.
+    gradients: Decision  #: "dense", or "factored": large layers' are added to weights without being stored.
+    graphs: Decision  #: CUDA graphs: "none", "steps" or "rounds".
+    workers: Decision  #: Threads that share the clients.
+    threads: Decision  #: Threads of one kernel on a CPU.
+    memory: Decision  #: GiB for clients that train at once.
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{name:<10} {d.value if isinstance(d.value, str) else f'{d.value:g}'}: {d.why}"
+            for name, d in self._asdict().items()
+        )
+
+    def to_json(self) -> dict[str, dict[str, str | int | float]]:
+        return {name: decision._asdict() for name, decision in self._asdict().items()}
+
+
+def placing(given: Settings, resolved: Settings, *, on_host: bool) -> dict[str, Decision]:
+    """Where and how precisely it is computed."""
+    on_gpu = resolved.device != "cpu"
+    default = {
+        "device": "a GPU was found" if on_gpu else "no GPU was found",
+        "precision": "the default on a GPU" if on_gpu else "the default on a CPU",
+    }
+    found = {
+        name: Decision(getattr(resolved, name), f"{name}={getattr(given, name)}")
+        if getattr(given, name) != "auto"
+        else Decision(getattr(resolved, name), why)
+        for name, why in default.items()
+    }
+    if given.data_on != "auto":
+        why = f"data_on={given.data_on}"
+    elif not on_gpu:
+        why = "the device is the host"
+    else:
+        why = f"samples take {'more' if on_host else 'no more'} than half of the GPU's memory"
+    return found | {"data": Decision("host" if on_host else "device", why)}
+
+
+def loop_threads(plain: PlainModel, batch_size: int, rows: int, cores: int) -> tuple[Decision, Decision]:
+    """Worker threads that share the clients of the loop, and threads of each kernel."""
+    if cores == 1:
+        return Decision(1, "one core"), Decision(1, "one core")
+    # Several large models do not fit into the cache; small steps would wait for the GIL.
+    alone = "kernels use the threads instead"
+    if rows < cores:
+        return Decision(1, alone), Decision(cores, f"{rows} clients are fewer than {cores} cores")
+    if plain.layout.parameters >= LARGE_PARAMETERS or plain.operations(batch_size) >= LARGE_STEP_OPERATIONS:
+        return Decision(1, alone), Decision(cores, "a large model's kernels fill all cores")
+    one = Decision(1, "kernels are small")
+    if plain.uses_generators:
+        return Decision(1, "the model draws from PyTorch's generator, which threads share"), one
+    if not plain.fills_a_core(batch_size):
+        return Decision(1, "steps are so small that threads would wait for each other"), one
+    return Decision(cores, "a local step keeps a core busy"), one
+
+
+def compiling(setting: str, rounds: int, saved: float, takes: float, missing: str) -> tuple[bool, str]:
+    """Whether steps are compiled: it saves so many seconds in all rounds, and takes so many."""
+    if setting != "auto":
+        return setting == "on", f"compile={setting}"
+    if saved < takes:
+        return False, f"compiling takes about {takes:.0f} s, and saves about {saved:.2g} s in {rounds} rounds"
+    if missing:
+        return False, f"{missing} was not found"
+    return True, f"compiling takes about {takes:.0f} s, and saves about {saved:.0f} s in {rounds} rounds"
+
 
 # Numbers of a chunk for each operation of an uncompiled step: with so many, launching an operation takes
 # about a quarter of its time.
@@ -68,6 +154,10 @@ class Choice(NamedTuple):
     @property
     def engine(self) -> Engine:
         return "loop" if self.stacked is None else "stacked"
+
+    @property
+    def decision(self) -> Decision:
+        return Decision(self.engine, self.why)
 
     def __str__(self) -> str:
         order = "one client after another" if self.stacked is None else "all clients at once"

@@ -1,7 +1,6 @@
 """The simulation: rounds of all runs, evaluated and resumable."""
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,13 +12,11 @@ from torch import Tensor
 from fairwind.aggregation import first_state, refuses
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
-from fairwind.engine.backends.backend import COMPILER
-from fairwind.engine.backends.compiling import compiler_found
+from fairwind.engine.builder import build_executor, chunk_numbers
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.checks import build, check_room, check_runs, check_shapes, check_shared, placed
 from fairwind.engine.evaluation import Curves, Scorer, averaged, judge_views, split, training_losses, views_of
-from fairwind.engine.executor import Executor, RoundSums, Run
-from fairwind.engine.loop.executor import Loop
+from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
@@ -29,7 +26,6 @@ from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.schedule import Planner
 from fairwind.engine.server import Server
 from fairwind.engine.settings import Model, Settings, resolve
-from fairwind.engine.stacked.executor import Stacked
 from fairwind.engine.workers import keep_memory, threads
 from fairwind.errors import InputError
 from fairwind.metrics import by_group, fairness, finite
@@ -92,7 +88,20 @@ class Simulation:
         self.lowest = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=self.x.device)
         if self.settings.device == "cpu":
             keep_memory()
-        self.executor = self._executor(settings.memory is None)
+        check_room(self.runs, self.planner.participants * self.x[0].nbytes, self.x.device)
+        room = chunk_numbers(self.settings, self.x.element_size())
+        self.memories = Memories(self.runs, self.x, clients, room=room)
+        self.executor, self.settings, self.plan = build_executor(
+            self.choice,
+            self.plain,
+            self.federation,
+            self.planner,
+            self.runs,
+            self.memories,
+            settings,
+            self.settings,
+            ranks,
+        )
         self.test = split(self.federation, "test")
         self.views = views_of(self.runs)
         self.round = 0
@@ -104,33 +113,6 @@ class Simulation:
         self.loss, self.score, *self.other_scores = (
             found  # (views, K) each: test losses, main score, other scores
         )
-
-    def _executor(self, chooses_memory: bool) -> Executor:
-        s = self.settings
-        assert s.memory is not None
-        assert s.workers is not None
-        budget = max(1, int(s.memory * 2**30 / self.x.element_size()))
-        check_room(self.runs, self.planner.participants * self.x[0].nbytes, self.x.device)
-        self.memories = Memories(self.runs, self.x, len(self.federation), room=budget)
-        given = self.federation, self.planner, self.runs, self.memories
-        if self.choice.stacked is None:
-            self.settings = replace(s, compile="off")
-            return Loop(self.plain, *given, workers=s.workers)
-        stacked = Stacked(self.choice.stacked, *given, budget=budget, workers=s.workers, ranks=self.ranks)
-        if s.compile == "auto":
-            with products(s.precision, self.x.device):
-                worth = stacked.pays(s.rounds)
-            if worth and not compiler_found(self.x.device):
-                missing = "Triton" if self.x.is_cuda else COMPILER
-                warnings.warn(f"{missing} was not found: steps run uncompiled, and slower", stacklevel=3)
-                worth = False
-            self.settings = replace(s, compile="on" if worth else "off")
-        if self.settings.compile == "on":
-            stacked.compile()
-        elif chooses_memory:
-            memory = stacked.enlarge() * self.x.element_size() / 2**30
-            self.settings = replace(self.settings, memory=memory)
-        return stacked
 
     def start(self) -> None:
         """Evaluates the initial models: every client's F_k(x⁰), and its test scores."""

@@ -12,10 +12,10 @@ from fairwind.aggregation import contribute
 from fairwind.contract import AnyAlgorithm, Contribution, Local, LocalAlgorithm, Report
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, take
+from fairwind.engine.builder import build_executor, chunk_numbers
 from fairwind.engine.checks import build, check_runs, placed
 from fairwind.engine.evaluation import Scorer, client_scores, split, training_losses
 from fairwind.engine.executor import Executor, RoundSums, Run
-from fairwind.engine.loop.executor import Loop
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import choose
@@ -23,7 +23,6 @@ from fairwind.engine.precision import products
 from fairwind.engine.ranks import ALONE
 from fairwind.engine.schedule import Planner
 from fairwind.engine.settings import Settings, resolve
-from fairwind.engine.stacked.executor import Stacked
 from fairwind.engine.workers import threads
 from fairwind.errors import InputError, python_numbers, whole
 from fairwind.exchange.evaluation import Judged
@@ -82,7 +81,8 @@ class LocalClient:
         settings = settings or Settings(solver=task.solver, workers=1)
         if settings.compile != "off":  # it pays in a simulation, which trains many clients at once
             settings = replace(settings, compile="off")
-        self.settings = resolve(replace(settings, participation=1.0, clients_per_round=None))
+        self.given = replace(settings, participation=1.0, clients_per_round=None)
+        self.settings = resolve(self.given)
         self.run = Run(algorithm.name, _recorder(self.algorithm), seed)
         check_runs([Run(algorithm.name, algorithm, seed)], self.settings, ALONE)
         module = build(task.model, seed)
@@ -100,14 +100,10 @@ class LocalClient:
 
     def _executor(self) -> Executor:
         s, x = self.settings, self.plain.start[None]
-        assert s.memory is not None
-        assert s.workers is not None
         planner = Planner(self.federation, s.solver, probe_samples=s.probe_samples, first=self.number)
-        budget = max(1, int(s.memory * 2**30 / x.element_size()))
-        given = self.federation, planner, [self.run], Memories([self.run], x, 1, room=budget)
-        if self.choice.stacked is None:
-            return Loop(self.plain, *given, workers=s.workers)
-        return Stacked(self.choice.stacked, *given, budget=budget, workers=1)
+        memories = Memories([self.run], x, 1, room=chunk_numbers(s, x.element_size()))
+        given = self.choice, self.plain, self.federation, planner, [self.run], memories
+        return build_executor(*given, self.given, s).executor
 
     def start(self) -> Tensor:
         """The model that training begins from (P,)."""

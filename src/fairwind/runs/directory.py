@@ -52,10 +52,10 @@ class RunDirectory:
         cls, path: Path, recipe: Recipe, where: Where, simulation: Simulation | None = None
     ) -> "RunDirectory":
         """Starts a comparison in an empty, locked directory."""
-        engine = "" if simulation is None else str(simulation.choice)
+        plan = {} if simulation is None else simulation.plan.to_json()
         made_with = environment(recipe.settings.device)
         places = {k: str(v.absolute()) for k, v in where._asdict().items() if v is not None}
-        content = {**recipe.to_json(), "where": places, "environment": made_with, "engine": engine}
+        content = {**recipe.to_json(), "where": places, "environment": made_with, "plan": plan}
         content |= {} if simulation is None else about(simulation)
         write_json(path / RECIPE, sealed(content))
         return cls(path, sealed(content))
@@ -204,7 +204,7 @@ class RunDirectory:
         if simulation.federation.groups:
             metadata["groups"] = json.dumps(simulation.federation.groups)
         results = summarise(simulation, self.recipe)
-        results["engine"] = self.content.get("engine") or results["engine"]  # as it was chosen at first
+        results["plan"] = self.content.get("plan") or results["plan"]  # with the reasons of the first start
         return finish(self.path, results, simulation.history, clients, metadata, trained if models else None)
 
     def _check_place(self) -> None:

@@ -42,7 +42,7 @@ def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
         "command": recipe.command(),
         "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
         | to_jsonable(dataclasses.asdict(simulation.settings)),
-        "engine": str(simulation.choice),
+        "plan": simulation.plan.to_json(),
         "scores": _scores(simulation),
         "environment": environment(simulation.settings.device),
         "federation": described(simulation),

@@ -25,10 +25,13 @@ from fairwind.engine.plain import PlainModel
 from fairwind.engine.schedule import Order, Plan, Planner
 from fairwind.engine.workers import Workers
 
-LARGE = 1 << 20  # parameters from which on a model is large,
-LONG = 5e9  # and operations of a step, whose kernels then fill all cores
 TOGETHER = 64  # clients whose reports are added at once, at most,
 NUMBERS = 1 << 20  # and numbers of their updates
+
+
+def summing(runs: Sequence[Run]) -> list[int]:
+    """The runs whose servers get the mean gradient."""
+    return [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
 
 
 class Job(NamedTuple):
@@ -62,18 +65,13 @@ class Loop:
         memories: Memories,
         *,
         workers: int = 1,
+        threads: int = 1,
+        factors: bool = False,
     ):
+        """With `factors`, gradients of large dense layers are added to the weights without being stored."""
         self.federation, self.planner, self.runs, self.memories = federation, planner, runs, memories
-        # Kernels of a large model use all cores, and several large models do not fit into the cache; small
-        # steps would wait for the GIL. And PyTorch's generator is shared by all threads.
-        self.threads = 1
-        few = planner.participants * len(runs) < workers
-        if few or model.layout.parameters >= LARGE or model.operations(planner.solver.batch_size) >= LONG:
-            workers, self.threads = 1, workers
-        elif model.uses_generators or not model.fills_a_core(planner.solver.batch_size):
-            workers = 1
-        self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
-        factors = federation.device.type == "cpu" and planner.solver.plain and not self.summing
+        self.threads = threads
+        self.summing = summing(runs)
         self.workers = Workers([Learner(model.another(), factors=factors) for _ in range(workers)])
         self.layout = model.layout
         self.together = max(1, min(TOGETHER, NUMBERS // model.layout.parameters))

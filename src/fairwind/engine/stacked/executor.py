@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairwind.contract import Report
 from fairwind.data.federation import Federation
-from fairwind.engine.backends.backend import compile_steps, seconds
+from fairwind.engine.backends.backend import compile_steps, has_handwritten_step, seconds
 from fairwind.engine.backends.graphs import Graphs, out_of_memory, recording
 from fairwind.engine.evaluation import split
 from fairwind.engine.executor import RoundSums, Run, over_ranks
@@ -95,10 +95,20 @@ class Stacked:
             made[way] = Workspace(step, *trained, kept=solver.moments, casts=True, rules=local.rules)
         return made
 
-    def pays(self, rounds: int) -> bool:
-        """Whether compiled steps save more time in so many rounds than it takes to compile them."""
-        saved = self.cutter.saved(self.ranks.world)
-        return rounds * saved >= seconds(self._needed(), self.planner.solver)
+    def compile_seconds(self) -> tuple[float, float]:
+        """About how many seconds compiled steps save in a round, and how many it takes to compile them."""
+        return self.cutter.saved(self.ranks.world), seconds(self._needed(), self.planner.solver)
+
+    @property
+    def handwritten(self) -> bool:
+        """Whether there is C++ for all kinds of steps that are needed."""
+        solver = self.planner.solver
+        return all(has_handwritten_step(kind, each, solver) for kind, each in self._needed().items())
+
+    @property
+    def graphs(self) -> str:
+        """What is recorded as CUDA graphs."""
+        return "rounds" if self.whole_rounds else "steps" if self.step_graphs.on else "none"
 
     def compile(self) -> None:
         """Compiles the steps before the first round."""
