@@ -58,3 +58,22 @@ def points(centres: Tensor, sizes: list[int]) -> Federation:
 def ragged() -> Federation:
     """Clients with 1 to 45 samples: single samples, partial batches, full ones."""
     return make_federation([1, 2, 3, 17, 45, 8, 1, 26])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line on what was skipped for want of a program or a package, and how to get it."""
+    reasons = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    remedies = {
+        "browser": "a browser: apt-get install chromium",
+        "could not import": "packages: make test installs them",
+        "FAIRWIND_DATA": "real data: make test-data DATA=FOLDER",
+        "GPU": "a GPU",
+    }
+    missing = {
+        remedy: sum(word in reason for reason in reasons)
+        for word, remedy in remedies.items()
+        if any(word in reason for reason in reasons)
+    }
+    if missing:
+        shown = "; ".join(f"{count} need {remedy}" for remedy, count in missing.items())
+        terminalreporter.write_line(f"skipped tests: {shown}")
