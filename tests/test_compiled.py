@@ -110,7 +110,7 @@ def test_a_model_that_insists_on_float32_is_told_of_precision() -> None:
 
 
 def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(ragged: Federation, monkeypatch) -> None:
-    monkeypatch.setattr("fairwind.engine.simulation.compiler_found", lambda device: False)
+    monkeypatch.setattr("fairwind.engine.builder.compiler_found", lambda device: False)
     runs = [Run("mean", algorithms.fedavg(), 0)]
     short = Simulation(make_model, ragged, runs, Settings(rounds=2, device=DEVICE))
     assert short.settings.compile == "off"
