@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairwind.metrics import METRICS, completed, fairness, over_seeds
+from fairwind.metrics import METRICS, fairness, over_seeds
 
 accuracies = st.lists(st.floats(0, 100), min_size=1, max_size=40)
 
@@ -37,14 +37,6 @@ def test_equal_clients_at_the_edge_of_the_worst_30_percent_count_alike() -> None
     """Four clients, two of them the worst: one of 10 %, and half of each of the two of 20 %."""
     found = fairness([20, 10, 20, 90], [0] * 4, [1, 2, 3, 4])
     assert found["worst30_weighted"] == pytest.approx((2 * 10 + 0.5 * 1 * 20 + 0.5 * 3 * 20) / (2 + 2))
-
-
-def test_stored_runs_get_the_metrics_that_their_files_lack() -> None:
-    score, size = [0, 50, 100, 100, 80], [1, 2, 1, 4, 2]
-    new = fairness(score, [0] * 5, size)
-    old = {name: value for name, value in new.items() if name != "worst30_weighted"}
-    assert completed(old, score, size, "accuracy") == new
-    assert completed({**new, "worst30_weighted": 1.0}, score, size, "accuracy")["worst30_weighted"] == 1.0
 
 
 @given(accuracies)

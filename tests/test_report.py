@@ -64,6 +64,7 @@ def write_run(
     summary = summary_of(runs)
     results = {
         "setup": "synthetic",
+        "task": "synthetic",
         "config": {"algorithms": algorithms, "solver": {"name": "sgd", "lr": 0.01}, "probe_samples": None},
         "environment": {"fairwind": "0.1.0", "commit": "abc1234", "cpu": "<i>cpu</i>"},
         "federation": {
@@ -78,9 +79,11 @@ def write_run(
     matrix[:, 0] = np.nan  # a client without test samples
     each = np.array(curves, dtype=np.float32).reshape(len(runs), 5, clients)
     each[..., 0] = np.nan
-    arrays = {"accuracy": matrix, "loss": matrix / 10, "train_size": size * 10 + 10, "test_size": size}
+    arrays = {"score": matrix, "loss": matrix / 10, "train_size": size * 10 + 10, "test_size": size}
     arrays["curves"] = np.ascontiguousarray(each.transpose(1, 0, 2))
-    save_file(arrays, directory / "clients.safetensors", metadata={"rounds": "[0, 10, 20, 30, 40]"})
+    names = json.dumps([str(k) for k in range(clients)])
+    metadata = {"rounds": "[0, 10, 20, 30, 40]", "names": names}
+    save_file(arrays, directory / "clients.safetensors", metadata=metadata)
     (directory / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history))
     save_results(directory, results)
     return results
@@ -388,8 +391,8 @@ def test_values_that_are_not_there_break_nothing(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text("\n".join(lines))
     nothing = np.full((6, 12), np.nan, dtype=np.float32)
     sizes = np.zeros(12, dtype=np.int64)
-    arrays = {"accuracy": nothing, "loss": nothing, "train_size": sizes, "test_size": sizes}
-    save_file(arrays, tmp_path / "clients.safetensors")
+    arrays = {"score": nothing, "loss": nothing, "train_size": sizes, "test_size": sizes}
+    save_file(arrays, tmp_path / "clients.safetensors", metadata={"names": json.dumps(list("abcdefghijkl"))})
     save_results(tmp_path, results)
     write_report(tmp_path)
     seen = Reader((tmp_path / "report.html").read_text(encoding="utf-8"))

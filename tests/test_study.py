@@ -1,7 +1,5 @@
 """Studies: what a run is known by, what is trained and what is not, and the pages."""
 
-import gzip
-import hashlib
 import json
 import shutil
 import sys
@@ -148,29 +146,6 @@ def test_a_study_that_was_stopped_ends_with_the_same_bits(trained: Path, tmp_pat
     for one, other in zip(again, read_runs(trained)[0], strict=True):
         assert one.row == other.row
         assert one.history == other.history
-
-
-def test_results_whose_names_lack_parameters_are_read_by_place(trained: Path, tmp_path: Path) -> None:
-    (folder,) = (trained / "runs").iterdir()
-    old = tmp_path / "old"
-    shutil.copytree(folder, old)
-    results = json.loads((old / "results.json").read_text())
-    results["config"]["algorithms"] = ["fedavg:lr=0.1", "adafedadam:alpha=3"]
-    text = gzip.decompress((old / "history.jsonl.gz").read_bytes())
-    (old / "history.jsonl").write_bytes(text)
-    (old / "history.jsonl.gz").unlink()
-    digests = {"history.jsonl": hashlib.sha256(text).hexdigest()}
-    results["files"] = digests | {CLIENTS: results["files"][CLIENTS]}
-    write_json(old / "results.json", sealed(results))
-    runs, _ = read_runs(tmp_path)
-    assert [(r.row["algorithm"], r.key.seed) for r in runs] == [
-        ("fedavg:lr=0.1", 0),
-        ("fedavg:lr=0.1", 1),
-        ("adafedadam:alpha=3", 0),
-        ("adafedadam:alpha=3", 1),
-    ]
-    assert {line["algorithm"] for line in runs[2].history} == {"adafedadam:alpha=3"}
-    assert all(not found for found in choose(PANEL, runs).values())
 
 
 def test_runs_on_other_data_are_not_joined(trained: Path) -> None:

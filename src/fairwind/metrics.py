@@ -147,15 +147,6 @@ def worst_mean(values: Floats, weights: Floats | None = None) -> float:
     return float(np.average(values[kept], weights=(share * weights)[kept]))
 
 
-def completed(final: Mapping[str, Any], score: ArrayLike, size: ArrayLike, kind: Kind) -> dict[str, Any]:
-    """A stored run's metrics with those that its file is too old to have, from its clients' scores."""
-    n = np.asarray(size, dtype=np.float64)
-    if "worst30_weighted" in final or not (n > 0).any():
-        return dict(final)
-    found = finite(fairness(score, np.zeros(len(n)), n, kind))
-    return {**final, "worst30_weighted": found["worst30_weighted"]}
-
-
 def _jain(a: Floats) -> float:
     """Jain's index (Σa)²/(K·Σa²): 1 if all are equal, 1/K if one client has everything."""
     if not a.any():

@@ -100,7 +100,7 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
 
 def _task_name(results: Results) -> str:
     """The task's name; of one without a name, how many clients it has."""
-    name: str = results.get("task") or results["setup"].rpartition("/")[2]  # older results have no name
+    name: str = results["task"]
     clients = results["federation"].get("clients")
     return count(clients, "client") if name == Federation.name and clients else name
 

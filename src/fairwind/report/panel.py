@@ -61,9 +61,6 @@ def show(
     # A spec may be written in several ways: here it is called as the panel calls it.
     named = [(spec, run) for spec, each in chosen.items() for run in each]
     rows = [run.row | {"algorithm": spec} for spec, run in named]
-    for row, (_, run) in zip(rows, named, strict=True):
-        if "cost" not in row and (cost := run.cost) is not None:
-            row["cost"] = cost.times(row["rounds"])
     results = {
         "setup": panel.title,
         "federation": found[0].results["federation"],

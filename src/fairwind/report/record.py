@@ -9,11 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from fairwind.metrics import completed, over_seeds
 from fairwind.report.table import Judged, judged, seed_count
 from fairwind.runs.files import CLIENTS, RECIPE, RESULTS, read_json
 from fairwind.runs.seals import read_history
-from fairwind.scores import Kind
 
 MAX_ROUNDS = 60  # of the clients' own curves
 
@@ -64,45 +62,24 @@ def read_record(directory: Path) -> Record:
     results = read_json(directory / RESULTS)
     with safe_open(directory / CLIENTS, framework="numpy") as file:
         keys = set(file.keys())
-        score = file.get_tensor("score" if "score" in keys else "accuracy")  # older records' name
-        train, test = file.get_tensor("train_size"), file.get_tensor("test_size")
+        score, train, test = (file.get_tensor(name) for name in ("score", "train_size", "test_size"))
         loss = file.get_tensor("loss") if "loss" in keys else None
         metadata = file.metadata() or {}
         rounds = json.loads(metadata.get("rounds", "[]")) if "curves" in keys else []
         shown, curves = read_curves(file, rounds)
-    known = metadata.get("names")
-    numbered = [str(k) for k in range(len(train))]  # as in records that lack names
     return Record(
-        results=_completed(results, score, test),
+        results=results,
         history=read_history(directory, results),
         score=score,
         train_size=train,
         test_size=test,
-        names=json.loads(known) if known else numbered,
+        names=json.loads(metadata["names"]),
         loss=loss,
         groups=tuple(json.loads(metadata.get("groups", "[]"))),
         rounds=shown,
         curves=curves,
         recipe=_recipe(directory),
     )
-
-
-def _completed(
-    results: dict[str, Any], score: NDArray[np.float32], size: NDArray[np.int64]
-) -> dict[str, Any]:
-    """Results with the measures that an older file lacks."""
-    if not results["summary"] or "worst30_weighted" in results["summary"][0]:
-        return results
-    kind: Kind = (results.get("scores") or [{"kind": "accuracy"}])[0]["kind"]
-    runs = [
-        run | {"final": completed(run["final"], score[r], size, kind)}
-        for r, run in enumerate(results["runs"])
-    ]
-    summary = []
-    for row in results["summary"]:
-        mine = [run["final"].get("worst30_weighted") for run in runs if run["algorithm"] == row["algorithm"]]
-        summary.append(row | {"worst30_weighted": over_seeds(mine)})
-    return {**results, "runs": runs, "summary": summary}
 
 
 def read_curves(file: Any, rounds: list[int]) -> tuple[tuple[int, ...], NDArray[np.float32] | None]:

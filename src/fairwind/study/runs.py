@@ -1,30 +1,20 @@
 """Finished runs, read from their folders and identified by everything that determines their numbers."""
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fairwind import algorithms, setups
-from fairwind.data.source import Source
-from fairwind.engine.settings import Settings
-from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, first_line
-from fairwind.metrics import completed
-from fairwind.runs.cost import Cost, per_round, round_cost
+from fairwind.errors import first_line
 from fairwind.runs.files import CLIENTS, HISTORY, PACKED, RESULTS, read_json
-from fairwind.runs.references import is_reference
 from fairwind.runs.seals import damaged, lost_results, read_history
 from fairwind.runs.spec import arguments, parameters
-from fairwind.scores import Kind
 
 Floats = NDArray[np.float32]
 EMPTY: Mapping[str, str] = {}
@@ -54,10 +44,7 @@ class RunKey(NamedTuple):
         given = (algorithm if algorithm in own else name, parts)
         data = (setup.partition(":")[0], setups.arguments_of(setup))
         decide = {k: settings[k] for k in ("rounds", "solver", "participation", "probe_samples")}
-        for name in ("clients_per_round", "target"):  # missing in older files
-            if settings.get(name) is not None:
-                decide[name] = settings[name]
-        decide["solver"] = dataclasses.asdict(Solver()) | decide["solver"]  # incomplete in older files
+        decide |= {k: settings[k] for k in ("clients_per_round", "target") if settings[k] is not None}
         texts = [json.dumps(value, sort_keys=True) for value in (data, given, decide)]
         return cls(texts[0], texts[1], seed, texts[2])
 
@@ -78,22 +65,6 @@ class Finished(NamedTuple):
         """The digest of the data, if it was prepared from files."""
         found: str | None = self.results["federation"].get("digest")
         return found
-
-    @property
-    def cost(self) -> Cost | None:
-        """Of a round, from its settings if its file does not say; None where that cannot be known."""
-        if "cost" in self.row:
-            return per_round(self.row)
-        config, parameters = self.results["config"], parameters_of(self.results["setup"])
-        if parameters is None or not self.clients or is_reference(self.row["algorithm"]):
-            return None  # an algorithm of a user's own file may have changed since
-        fields = {name: config.get(name) for name in ("clients_per_round", "probe_samples")}
-        given: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in config["solver"].items()
-        }
-        settings = Settings(solver=Solver(**given), participation=config["participation"], **fields)
-        train = torch.from_numpy(self.clients["train_size"]).long()
-        return round_cost(algorithms.build(self.row["algorithm"]), train, settings, parameters)
 
     @property
     def precision(self) -> str:
@@ -133,22 +104,15 @@ def _read(folder: Path) -> Iterator[Finished]:
     results = read_json(folder / RESULTS)
     config, rows = results["config"], results["runs"]
     lines = read_history(folder, results)
-    kind: Kind = (results.get("scores") or [{"kind": "accuracy"}])[0]["kind"]  # the older files' only one
     accuracy, clients = _clients(folder) if CLIENTS in results["files"] else (None, {})
-    finals = [
-        row["final"] if accuracy is None else completed(row["final"], accuracy[r], clients["test_size"], kind)
-        for r, row in enumerate(rows)
-    ]
     given = itertools.product(config["algorithms"], config["seeds"])
     # A run may have further models, personal or averaged: studies compare the global ones.
     global_ones = [r for r, row in enumerate(rows) if "model" not in row]
     for (spec, seed), r in zip(given, global_ones, strict=True):
-        # By index: older files drop an algorithm's parameters from its name.
-        named = {"algorithm": spec, "seed": seed}
         yield Finished(
             key=RunKey.of(results["setup"], spec, seed, config, results.get("own", EMPTY)),
-            row=rows[r] | named | {"final": finals[r]},
-            history=[line | named for line in lines[r :: len(rows)]],
+            row=rows[r],
+            history=lines[r :: len(rows)],
             accuracy=None if accuracy is None else accuracy[r],
             clients=clients,
             results=results,
@@ -156,23 +120,8 @@ def _read(folder: Path) -> Iterator[Finished]:
         )
 
 
-@cache
-def parameters_of(setup: str) -> int | None:
-    """The length of a setup's model; None where it depends on data that is read from files."""
-    try:
-        known = setups.find(setup)
-        federation: Any = None if isinstance(known.data, Source) else setups.federation(setup, setups.WHERE)
-        model = known.model(federation)
-    except (InputError, AttributeError):
-        return None
-    return sum(each.numel() for each in model.parameters() if each.requires_grad)
-
-
 def _clients(folder: Path) -> tuple[Floats, dict[str, Any]]:
     with safe_open(folder / CLIENTS, framework="numpy") as file:
-        main = "score" if "score" in file.keys() else "accuracy"  # older files' name  # noqa: SIM118
-        tensors = {key: file.get_tensor(key) for key in (main, "train_size", "test_size")}
-        names = (file.metadata() or {}).get("names")
-    accuracy = tensors.pop(main)
-    tensors["names"] = json.loads(names) if names else [str(k) for k in range(accuracy.shape[1])]
-    return accuracy, tensors
+        tensors = {key: file.get_tensor(key) for key in ("score", "train_size", "test_size")}
+        names = json.loads(file.metadata()["names"])
+    return tensors.pop("score"), {**tensors, "names": names}
