@@ -58,6 +58,8 @@ def build_executor(
         workers, threads = loop_threads(
             plain, planner.solver.batch_size, planner.participants * len(runs), workers_asked
         )
+        if given.workers == 1:
+            workers = Decision(1, asked)
         factors = plain_sgd and not summing(runs)
         loop = Loop(
             plain,
@@ -71,7 +73,7 @@ def build_executor(
         )
         shown |= {
             "steps": Decision("eager", "clients train one after another"),
-            "gradients": _gradients(factors, sum(len(each.layers) for each in loop.workers.states[:1])),
+            "gradients": _gradients(factors, len(loop.workers.states[0].layers)),
             "graphs": NO_GRAPHS,
             "workers": workers,
             "threads": threads,
@@ -107,9 +109,7 @@ def build_executor(
     graphs = Decision(stacked.graphs, "launching small kernels takes longer than running them")
     shown |= {
         "steps": Decision(how, why),
-        "gradients": _gradients(
-            settings.device == "cpu" and planner.solver.plain, len(choice.stacked.factored)
-        ),
+        "gradients": _gradients(plain_sgd, len(choice.stacked.factored)),
         "graphs": graphs if stacked.graphs != "none" else NO_GRAPHS,
         "workers": Decision(workers_asked, asked),
         "threads": Decision(1, "threads share the clients, not the kernels"),
