@@ -343,7 +343,8 @@ def unequal_lead(study: str) -> str:
                 apart = [draw["adafedadam"][key] - draw[other][key] for draw in by_partition(study, beta)]
                 cells.append(f"{mean(apart):+.1f} ({min(apart):+.1f} to {max(apart):+.1f})" if apart else "–")
             rows.append([BESIDE[key].name, display_name(other), *cells])
-    return table(["", "AdaFedAdam minus", *(name for _, name in PARTITIONS)], rows)
+    heads = [f"{name}, {len(by_partition(study, beta))} draws" for beta, name in PARTITIONS]
+    return table(["", "AdaFedAdam minus", *heads], rows)
 
 
 def by_partition(study: str, beta: str) -> list[dict[str, dict[str, float]]]:
