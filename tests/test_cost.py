@@ -80,7 +80,7 @@ def test_results_say_what_a_run_cost(tmp_path: Path) -> None:
     assert ours["sample_gradients"] == 2 * plain["sample_gradients"]
 
 
-def test_stored_runs_are_costed_from_their_settings() -> None:
+def test_stored_runs_say_what_they_cost() -> None:
     found, _ = read_runs(Path(__file__).parents[1] / "results" / "runs" / "femnist-h200")
     costs = {run.row["algorithm"]: per_round(run.row) for run in found}
     parameters = 784 * 128 + 128 + 128 * 62 + 62
