@@ -16,7 +16,7 @@ WIDTH = 1040
 PARTS = {  # by the heading of a section
     "summary": "Summary",
     "rounds": "Over the rounds",
-    "targets": "Rounds and seconds to a target",
+    "targets": "Rounds and costs to a target",
     "spread": "How clients are spread",
     "sizes": "Against client size",
     "clients": "Client by client",
