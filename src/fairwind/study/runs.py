@@ -1,5 +1,6 @@
 """Finished runs, read from their folders and identified by everything that determines their numbers."""
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fairwind import algorithms, setups
+from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
 from fairwind.runs.files import CLIENTS, HISTORY, PACKED, RESULTS, read_json
 from fairwind.runs.seals import damaged, lost_results, read_history
@@ -44,7 +46,9 @@ class RunKey(NamedTuple):
         given = (algorithm if algorithm in own else name, parts)
         data = (setup.partition(":")[0], setups.arguments_of(setup))
         decide = {k: settings[k] for k in ("rounds", "solver", "participation", "probe_samples")}
-        decide |= {k: settings[k] for k in ("clients_per_round", "target") if settings[k] is not None}
+        # A field that did not exist when a run was stored has its default.
+        decide |= {k: settings[k] for k in ("clients_per_round", "target") if settings.get(k) is not None}
+        decide["solver"] = dataclasses.asdict(Solver()) | decide["solver"]
         texts = [json.dumps(value, sort_keys=True) for value in (data, given, decide)]
         return cls(texts[0], texts[1], seed, texts[2])
 
