@@ -53,7 +53,7 @@ $(VENV)/.track: $(VENV)/.ready
 	touch $@
 
 test-track: setup $(VENV)/.track  ## MLflow and Weights & Biases, offline, read back
-	$(BIN)/python -m pytest -q -m track tests/test_tracking.py
+	$(BIN)/python -m pytest -q -m track tests/tracking/test_tracking.py
 
 NVFLARE := .venvs/nvflare
 
@@ -64,7 +64,7 @@ $(NVFLARE)/.ready: pyproject.toml constraints.txt  # of its own: NVFLARE pins ex
 	touch $@
 
 test-nvflare: $(NVFLARE)/.ready  ## the algorithms on NVFLARE, in its simulator
-	$(NVFLARE)/bin/python -m pytest -q -m nvflare tests/test_nvflare.py
+	$(NVFLARE)/bin/python -m pytest -q -m nvflare tests/exchange/test_nvflare.py
 
 TRITON := .venvs/triton
 
@@ -72,10 +72,10 @@ $(TRITON): $(VENV)/.ready  # with a NumPy that Triton's interpreter runs on
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TRITON) triton==3.6.0 numpy==2.2.6
 
 test-kernels: setup $(TRITON)  ## the GPU's kernels, interpreted on a CPU
-	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -W ignore::DeprecationWarning tests/test_kernels.py
+	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -W ignore::DeprecationWarning tests/layers/test_kernels.py
 
 test-data: setup  ## further tests on real files: make test-data DATA=folder with femnist/, cifar10/, sent140/, glove/
-	FAIRWIND_DATA=$(abspath $(DATA)) $(BIN)/python -m pytest -q -rA tests/test_real_data.py
+	FAIRWIND_DATA=$(abspath $(DATA)) $(BIN)/python -m pytest -q -rA tests/data/test_real_data.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -4,7 +4,9 @@ import io
 import os
 import subprocess
 import sys
+import time
 import warnings
+from collections.abc import Callable
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -49,3 +51,14 @@ def refused(*words: object, **environment: str) -> str:
     assert last.startswith("fairwind: error: "), done.stderr
     assert done.stderr.count("fairwind: error") == 1
     return last
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def lines(out: Path) -> int:
+    """Of a run's history."""
+    return len((out / "history.jsonl").read_text().splitlines())

@@ -199,7 +199,7 @@ def test_a_formula_is_set_as_in_latex() -> None:
 
 def test_the_first_screen_shows_how_to_install_and_python_beside_the_picture(site: Path) -> None:
     pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    from test_browser import launched
+    from browsers import launched
 
     with launched() as browser:
         for width, beside in ((1280, True), (390, False)):

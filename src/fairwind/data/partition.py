@@ -15,7 +15,7 @@ Indices = NDArray[np.int64]
 DRAWS = 10_000  # draws before giving up
 
 
-# flwr-datasets' NaturalIdPartitioner forms the same clients (tests/test_partition.py), but takes only a
+# flwr-datasets' NaturalIdPartitioner forms the same clients (tests/data/test_partition.py), but takes only a
 # Hugging Face dataset, installs matplotlib and seaborn, and pins an old rich; this is one call.
 def by_key(keys: Sequence[str]) -> tuple[Indices, list[str]]:
     """One client for each key, in the order of their names: each sample's client, and the names."""

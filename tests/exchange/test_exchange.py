@@ -17,7 +17,7 @@ from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.exchange import UNBOUNDED, Aggregator, Bounds, LocalClient, report_update
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from caps import CappedServer
 
@@ -171,7 +171,7 @@ def test_a_round_without_replies_leaves_the_model_as_it_is() -> None:
 
 
 def test_the_documented_server_functions_for_fedn_do_the_aggregators_arithmetic(ragged: Federation) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "federation.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
     (code,) = re.findall(r"```python\n(class ServerFunctions.*?)```", page, re.S)
     scope: dict[str, Any] = {"np": np, "ServerFunctionsBase": object}
     exec(code, scope)

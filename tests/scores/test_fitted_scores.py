@@ -410,7 +410,7 @@ def test_a_classifier_that_computes_its_own_loss_is_scored_by_accuracy() -> None
     assert list(fw.simulate(task, "fedavg", progress=False).scores) == ["accuracy"]
 
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def readme_task(model: Callable[[], nn.Module], targets: Callable[[Tensor], Tensor], **given: Any) -> fw.Task:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks import kept_momentum
 from benchmarks.kept_momentum import REPORTED, STARTS, KeptMomentum

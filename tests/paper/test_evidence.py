@@ -15,7 +15,7 @@ from fairwind.intervals import over_draws
 from fairwind.report.paper_comparison import published
 from fairwind.study import Finished, choose, read_runs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

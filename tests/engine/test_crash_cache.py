@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_cache import DAMAGES
 
 from answers import answering, run, training
 from fairwind.engine.backends.compiling import compiler_found
 from forked import Ended, Moment, killed, operations
-from test_cache import DAMAGES
 
 pytestmark = [
     pytest.mark.crash,
     pytest.mark.skipif(not compiler_found(torch.device("cpu")), reason="needs a C++ compiler"),
 ]
-SCRIPT = Path(__file__).parent / "trained.py"
+SCRIPT = Path(__file__).parents[1] / "trained.py"
 
 
 def files(xdg: Path) -> list[Path]:

@@ -337,7 +337,7 @@ def test_latex_escapes_and_marks_the_best() -> None:
 
 
 def test_the_recorded_theory_becomes_a_page(tmp_path: Path) -> None:
-    recorded = Path(__file__).parents[1] / "results" / "theory" / "theory.json"
+    recorded = Path(__file__).parents[2] / "results" / "theory" / "theory.json"
     content = json.loads(recorded.read_text())
     write_theory(tmp_path, content)
     page = (tmp_path / "index.html").read_text(encoding="utf-8")

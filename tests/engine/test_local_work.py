@@ -6,6 +6,7 @@ from math import ceil
 import pytest
 import torch
 import tyro
+from test_plan import FEDERATION, client_batches
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +21,6 @@ from fairwind.engine.simulation import Simulation
 from fairwind.runs.recipe import Recipe, changed_settings, settings_of
 from fairwind.study.runs import RunKey
 from simulations import assert_together, dropout_model, simulation
-from test_plan import FEDERATION, client_batches
 
 WORK = {
     "steps": {"steps": 7},

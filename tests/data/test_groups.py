@@ -32,7 +32,7 @@ from fairwind.report.labels import data_table
 from fairwind.report.page import figures, page
 from fairwind.report.record import read_record
 from fairwind.runs.results import summary_of
-from test_report import Reader
+from reader import Reader
 
 X, Y = torch.arange(60, dtype=torch.float32).view(20, 3), torch.arange(20) % 2
 CLIENTS = {"ann": (X[:8], Y[:8]), "bob": (X[8:14], Y[8:14]), "eve": (X[14:], Y[14:])}
@@ -496,7 +496,7 @@ def test_group_sizes_and_summaries_of_older_results() -> None:
 
 @pytest.mark.slow
 def test_the_documented_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[1] / "docs" / "tasks.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", text.partition("## Groups")[2], re.S)[:2]
     exec(compile(code, "tasks.md", "exec"), {})
     said, shape = capsys.readouterr().out, lambda out: re.sub(r"[\d.±\s─]+", " ", out)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import layouts
 import ranked
-from command import ENV
+from command import ENV, lines, wait_for
 from conftest import DEVICE
 from fairwind import setups
 from fairwind.cli.compare import Compare
@@ -22,7 +22,6 @@ from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.simulation import Simulation
 from fairwind.runs.directory import RunDirectory
 from fairwind.setups import Where
-from test_cli import lines, wait_for
 
 OPTIONS = {"rounds": 10, "seeds": (0, 1), "participation": 0.3, "eval_every": 2}
 OPTIONS |= {"compile": "off", "device": "cpu"}

@@ -525,7 +525,7 @@ def test_owners_may_come_with_a_split() -> None:
 
 
 def test_the_page_on_ones_own_data_shows_code_that_works() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page.partition("## Your own data")[2], re.S)
     assert len(blocks) == 7
     names: dict[str, Any] = {}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from command import ENV, called, fairwind
+from command import ENV, called, fairwind, lines, wait_for
 from fairwind import __version__ as fairwind_version
 from fairwind import algorithms
 from fairwind.cli import COMMANDS
@@ -180,12 +180,6 @@ def stamp(out: Path) -> tuple[str, ...]:
     return tuple(sorted(f"{p.name} {p.stat().st_mtime_ns}" for p in files))
 
 
-def wait_for(condition, process: subprocess.Popen[str], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not condition() and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "run"
@@ -200,10 +194,6 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(tmp_path: Path, number: si
     saved = json.loads(max((out / "checkpoints").glob("*.json")).read_text())
     assert 10 <= saved["round"] < 100000
     assert f"stopped after round {saved['round']}" in stderr
-
-
-def lines(out: Path) -> int:
-    return len((out / "history.jsonl").read_text().splitlines())
 
 
 @pytest.mark.slow

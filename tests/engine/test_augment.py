@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_local_work import batches_by_hand, put
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
@@ -24,7 +25,6 @@ from fairwind.engine.simulation import Simulation
 from fairwind.layers import CountedRandomness
 from replay import Replayer
 from simulations import assert_together
-from test_local_work import batches_by_hand, put
 
 READY = {
     "flip": fw.augment.flip,

@@ -190,7 +190,12 @@ def test_a_server_killed_at_ten_random_moments_loses_no_round(tmp_path: Path) ->
     rounds, out, straight = 400, tmp_path / "killed", tmp_path / "straight"
 
     def start(where: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(Path(__file__).parent / "flower_killed.py"), str(rounds), str(where)]
+        command = [
+            sys.executable,
+            str(Path(__file__).parents[1] / "flower_killed.py"),
+            str(rounds),
+            str(where),
+        ]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     assert start(straight).wait() == 0

@@ -11,7 +11,7 @@ from torch import nn
 
 import fairwind as fw
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SCHEMAS = {
     name: json.loads((ROOT / "docs" / "schemas" / f"{name}.schema.json").read_text())
     for name in ("results", "history")

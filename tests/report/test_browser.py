@@ -1,37 +1,18 @@
 """The report in a real browser: what a click, a key and a screen reader find; skipped where there is none."""
 
 import csv
-import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from fairwind.report import write_report
 from test_report import write_run
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+from browsers import launched
+from fairwind.report import write_report
+
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 Page = Any
-
-
-@contextmanager
-def launched() -> Iterator[Any]:
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    with sync_api.sync_playwright() as playwright:
-        own = playwright.chromium.executable_path
-        if found is None and not Path(own).exists():
-            missing = f"no browser: none of {', '.join(NAMES)} is installed"
-            assert "FAIRWIND_NEEDS_BROWSER" not in os.environ, missing
-            pytest.skip(missing)
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=found or own, args=flags)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

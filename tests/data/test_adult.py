@@ -8,7 +8,7 @@ import torch
 
 import fairwind as fw
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from examples.adult import federation, task
 

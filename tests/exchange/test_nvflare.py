@@ -226,7 +226,7 @@ def test_a_loop_of_ones_own_sends_what_report_update_gives(task: Task, tmp_path:
     job.set_app_packages(["fairwind"])
     out = str(tmp_path / "out")
     job.to_server(AlgorithmController(SPEC, "adafedadam", 3, bounds=UNBOUNDED, out=out))
-    script = str(Path(__file__).with_name("nvflare_script.py"))
+    script = str(Path(__file__).parents[1] / "nvflare_script.py")
     for site in SITES:
         job.to(ScriptRunner(script, SPEC, framework=FrameworkType.NUMPY), site)
     trained(job, tmp_path)

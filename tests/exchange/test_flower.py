@@ -389,7 +389,7 @@ def test_own_algorithms_need_a_client_app_that_has_them(task: Task) -> None:
 
 # ---- the example ----
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "flower-app"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-app"
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's

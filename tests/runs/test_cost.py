@@ -81,7 +81,7 @@ def test_results_say_what_a_run_cost(tmp_path: Path) -> None:
 
 
 def test_stored_runs_say_what_they_cost() -> None:
-    found, _ = read_runs(Path(__file__).parents[1] / "results" / "runs" / "femnist-h200")
+    found, _ = read_runs(Path(__file__).parents[2] / "results" / "runs" / "femnist-h200")
     costs = {run.row["algorithm"]: per_round(run.row) for run in found}
     parameters = 784 * 128 + 128 + 128 * 62 + 62
     assert costs["fedavg"] == (47552, 4 * parameters * 374, 4 * parameters * 374)

@@ -173,6 +173,6 @@ def test_a_run_that_another_process_trains_is_waited_for(tmp_path: Path) -> None
 
 
 def test_the_results_of_this_repository_are_sealed_and_whole() -> None:
-    runs, passed = read_runs(Path(__file__).parents[1] / "results")
+    runs, passed = read_runs(Path(__file__).parents[2] / "results")
     assert passed == []
     assert len(runs) > 300
