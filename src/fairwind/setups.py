@@ -35,8 +35,8 @@ class Setup(NamedTuple):
 
     @property
     def parameters(self) -> Parameters:
-        """Those of the data, then those of the model."""
-        return parameters(self.builder) | parameters(self.model)
+        """Those of the data, then those of the model, and the share of samples for validation."""
+        return parameters(self.builder) | parameters(self.model) | {"validation": (float, 0.0)}
 
 
 class Where(NamedTuple):
@@ -106,13 +106,13 @@ def federation(
     spec: str, where: Where, say: store.Say = lambda text: None, ranks: Ranks = ALONE
 ) -> Federation:
     """The data of a spec: prepared (by rank 0), or generated."""
-    setup = find(spec)
+    setup, validation = find(spec), arguments_of(spec)["validation"]
     if isinstance(setup.data, Source):
         with ranks.first_alone():
             prepared = entry(spec, where, say)
-        return prepared.load()
+        return prepared.load().with_validation(validation)
     _refuse_files(spec, where)
-    return setup.data(**_data_arguments(spec))
+    return setup.data(**_data_arguments(spec)).with_validation(validation)
 
 
 def task(spec: str, where: Where = WHERE, say: store.Say = lambda text: None, ranks: Ranks = ALONE) -> Task:

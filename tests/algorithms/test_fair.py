@@ -25,10 +25,10 @@ K, P, ROUNDS = 6, 4, 8
 SPECS = [
     "term",
     "fedeba",
-    "fedeba:sized=true",
+    "fedeba:size=1",
     "afl",
     "fedmgda",
-    "fedmgda:eps=1,sized=true,decay=0.9",
+    "fedmgda:eps=1,size=1,decay=0.9",
     "fedfv",
     "fedfv:alpha=0",
     "propfair",
@@ -113,7 +113,7 @@ def test_fedeba(sized: bool) -> None:
         tilted = prior * np.exp((told["loss"] - told["loss"].max()) / 0.3)
         return 0.7 * tilted / tilted.sum()
 
-    assert_same_path(ours(algorithms.fedeba(tau=0.3, sized=sized, lr=0.7)), theirs(weigh))
+    assert_same_path(ours(algorithms.fedeba(tau=0.3, size=float(sized), lr=0.7)), theirs(weigh))
 
 
 def nearest(v: Floats) -> Floats:
@@ -158,7 +158,7 @@ def test_fedmgda(eps: float, sized: bool) -> None:
         mixture = least_quadratic(unit @ unit.T, np.zeros(len(norm)), low, high)
         return 0.5 * 0.8**t * mixture / norm
 
-    built = algorithms.fedmgda(eps=eps, sized=sized, lr=0.5, decay=0.8)
+    built = algorithms.fedmgda(eps=eps, size=float(sized), lr=0.5, decay=0.8)
     assert_same_path(ours(built), theirs(weigh), 1e-7)  # a λ is not unique where n > P; the step is
 
 
@@ -297,7 +297,7 @@ def test_term_goes_from_the_size_weighted_mean_to_the_worst_client() -> None:
     assert near == sorted(near, reverse=True)
     assert near[-1] < 1e-6
     np.testing.assert_allclose(
-        stepped(algorithms.fedeba(tau=0.5, sized=True), told), stepped(algorithms.term(t=2.0), told)
+        stepped(algorithms.fedeba(tau=0.5, size=1.0), told), stepped(algorithms.term(t=2.0), told)
     )
 
 
@@ -314,9 +314,7 @@ def test_fedmgda_without_room_takes_the_mean_direction() -> None:
     unit = told["delta"] / np.linalg.norm(told["delta"], axis=1, keepdims=True)
     np.testing.assert_allclose(stepped(algorithms.fedmgda(eps=0.0), told), unit.mean(0), rtol=1e-12)
     sizes = told["size"] / told["size"].sum()
-    np.testing.assert_allclose(
-        stepped(algorithms.fedmgda(eps=0.0, sized=True), told), sizes @ unit, rtol=1e-12
-    )
+    np.testing.assert_allclose(stepped(algorithms.fedmgda(eps=0.0, size=1.0), told), sizes @ unit, rtol=1e-12)
 
 
 @pytest.mark.parametrize("clients", [2, 10, 100])

@@ -301,7 +301,11 @@ def changed(column: str, row: int, value: Any) -> pd.DataFrame:
         ),
         (changed("age", 5, np.inf), {}, "column 'age' has no finite number in row 5, of client 'Aarhus'"),
         (changed("hospital", 2, None), {}, "column 'hospital' has no value in row 2"),
-        (changed("part", 1, "val"), {}, "column 'part' holds 'val' for client 'Oslo'; write train or test"),
+        (
+            changed("part", 1, "val"),
+            {},
+            "column 'part' holds 'val' for client 'Oslo'; write train, validation or test",
+        ),
         (table()[4:5], {}, "client 'Oslo' has no training samples, only test samples"),
         (table()[:0], {}, "there are no rows"),
         (table(), {"inputs": ["age", "label"]}, "column 'label' is named twice"),

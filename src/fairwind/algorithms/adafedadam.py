@@ -31,6 +31,7 @@ class State(NamedTuple):
 def adafedadam(
     *,
     alpha: float = 1.0,
+    size: float = 1.0,
     lr: float = 1e-3,
     beta1: float = 0.9,
     beta2: float = 0.999,
@@ -42,7 +43,7 @@ def adafedadam(
     The paper's text steps by C·η, its Algorithm 1 by η, its authors' code by η for six rounds and then
     by C·η. `warmup` is that number of rounds: 0 is the text, None is Algorithm 1 as printed.
     """
-    in_range(0, math.inf, alpha=alpha, lr=lr, warmup=warmup or 0)
+    in_range(0, math.inf, alpha=alpha, size=size, lr=lr, warmup=warmup or 0)
     positive(eps=eps)
     in_range(0, 1, beta1=beta1, beta2=beta2)
     start = math.inf if warmup is None else warmup
@@ -58,7 +59,7 @@ def adafedadam(
         certainty = (torch.log(rate / r.lr) + 1).clamp(min=0)  # C_k; below 0 it would make β^C > 1
         lag = nonnegative(r.loss) / nonnegative(r.loss0)  # I_k
         lag = torch.where(r.loss0 == 0, 1.0, lag)  # the lag is undefined
-        weight = r.size * lag**alpha
+        weight = r.size**size * lag**alpha
         return Contribution(torch.where(speaks, weight / rate, 0.0), Sums(weight, weight * certainty))
 
     def server(x: Tensor, s: State, total: Tensor, sums: Sums) -> tuple[Tensor, State]:

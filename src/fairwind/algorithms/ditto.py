@@ -11,11 +11,11 @@ from fairwind.contract import PersonalAlgorithm, Stateless
 from fairwind.errors import in_range
 
 
-def ditto(*, lam: float = 1.0, lr: float = 1.0) -> PersonalAlgorithm[Stateless, Sums]:
+def ditto(*, lam: float = 1.0, size: float = 1.0, lr: float = 1.0) -> PersonalAlgorithm[Stateless, Sums]:
     """Ditto with its λ; the global model is FedAvg's, and personal ones start at the first global one.
 
     With λ = 0 clients train alone; a larger λ keeps them closer to the global model.
     """
     in_range(0, math.inf, lam=lam)
-    mean = fedavg(lr=lr)
+    mean = fedavg(size=size, lr=lr)
     return PersonalAlgorithm(mean.init, mean.client, mean.server, mean.probe, pull=lam)

@@ -27,7 +27,13 @@ class Moments(NamedTuple):
 
 
 def fedadam(
-    *, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, corrected: bool = True
+    *,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    corrected: bool = True,
+    size: float = 1.0,
 ) -> Algorithm[Moments, Sums]:
     """FedAdam with Adam's usual defaults, as in the AdaFedAdam paper.
 
@@ -38,11 +44,11 @@ def fedadam(
     def second(v: Tensor, g: Tensor) -> Tensor:
         return beta2 * v + (1 - beta2) * g**2
 
-    return _family(second, lr, beta1, beta2 if corrected else None, eps)
+    return _family(second, lr, beta1, beta2 if corrected else None, eps, size)
 
 
 def fedyogi(
-    *, lr: float = 1e-2, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3
+    *, lr: float = 1e-2, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3, size: float = 1.0
 ) -> Algorithm[Moments, Sums]:
     """FedYogi: the second moment changes by a bounded amount. Reddi et al. tune `lr` for each task."""
     in_range(0, 1, beta2=beta2)
@@ -50,19 +56,26 @@ def fedyogi(
     def second(v: Tensor, g: Tensor) -> Tensor:
         return v - (1 - beta2) * g**2 * torch.sign(v - g**2)
 
-    return _family(second, lr, beta1, None, eps)
+    return _family(second, lr, beta1, None, eps, size)
 
 
-def fedadagrad(*, lr: float = 1e-2, beta1: float = 0.0, eps: float = 1e-3) -> Algorithm[Moments, Sums]:
+def fedadagrad(
+    *, lr: float = 1e-2, beta1: float = 0.0, eps: float = 1e-3, size: float = 1.0
+) -> Algorithm[Moments, Sums]:
     """FedAdagrad: the second moment only grows. Reddi et al. tune `lr` for each task."""
-    return _family(lambda v, g: v + g**2, lr, beta1, None, eps)
+    return _family(lambda v, g: v + g**2, lr, beta1, None, eps, size)
 
 
 def _family(
-    second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, corrected: float | None, eps: float
+    second: Callable[[Tensor, Tensor], Tensor],
+    lr: float,
+    beta1: float,
+    corrected: float | None,
+    eps: float,
+    size: float,
 ) -> Algorithm[Moments, Sums]:
     """`corrected` is β₂ where both moments are bias-corrected, None where neither is and v₀ = ε²."""
-    in_range(0, math.inf, lr=lr)
+    in_range(0, math.inf, lr=lr, size=size)
     in_range(0, 1, beta1=beta1)
     positive(eps=eps)
     in_range(0, 1e15, eps=eps)  # whose square a float32 can hold
@@ -73,7 +86,8 @@ def _family(
         return Moments(torch.zeros_like(x), v, one, one)
 
     def client(r: Report) -> Contribution[Sums]:
-        return Contribution(r.size, Sums(r.size))
+        weight = r.size**size
+        return Contribution(weight, Sums(weight))
 
     def server(x: Tensor, s: Moments, total: Tensor, sums: Sums) -> tuple[Tensor, Moments]:
         g = total / sums.size

@@ -17,12 +17,13 @@ class Sums(NamedTuple):
     size: Tensor  # ΣS
 
 
-def fedavg(*, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+def fedavg(*, size: float = 1.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
     """FedAvg with server learning rate `lr`; 1 is the plain mean."""
-    in_range(0, math.inf, lr=lr)
+    in_range(0, math.inf, size=size, lr=lr)
 
     def client(r: Report) -> Contribution[Sums]:
-        return Contribution(r.size, Sums(r.size))
+        weight = r.size**size
+        return Contribution(weight, Sums(weight))
 
     def server(x: Tensor, state: Stateless, total: Tensor, sums: Sums) -> tuple[Tensor, Stateless]:
         return x - lr * total / sums.size, state

@@ -20,7 +20,7 @@ class State(NamedTuple):
     v: Tensor  # (P,) momentum
 
 
-def fedavgm(*, beta: float = 0.9, lr: float = 1.0) -> Algorithm[State, Sums]:
+def fedavgm(*, beta: float = 0.9, size: float = 1.0, lr: float = 1.0) -> Algorithm[State, Sums]:
     """FedAvgM with server learning rate `lr`; β = 0 is FedAvg."""
     in_range(0, 1, beta=beta)
     in_range(0, math.inf, lr=lr)
@@ -32,4 +32,4 @@ def fedavgm(*, beta: float = 0.9, lr: float = 1.0) -> Algorithm[State, Sums]:
         v = beta * s.v + total / sums.size  # v ← βv + Δ
         return x - lr * v, State(v)
 
-    return Algorithm(init, fedavg().client, server, probe="none")
+    return Algorithm(init, fedavg(size=size).client, server, probe="none")

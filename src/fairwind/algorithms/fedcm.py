@@ -22,18 +22,19 @@ class State(NamedTuple):
     direction: Tensor  # (P,) Δ_t: the mean direction of the last round's steps
 
 
-def fedcm(*, alpha: float = 0.1, lr: float = 1.0) -> LocalAlgorithm[State, Sums]:
+def fedcm(*, alpha: float = 0.1, size: float = 1.0, lr: float = 1.0) -> LocalAlgorithm[State, Sums]:
     """FedCM with server learning rate `lr`; α is the gradient's share of a step, and α = 1 is FedAvg."""
     positive(alpha=alpha)
     if alpha > 1:
         raise InputError(f"alpha={alpha} is out of range: 0 < alpha ≤ 1")
-    in_range(0, math.inf, lr=lr)
+    in_range(0, math.inf, size=size, lr=lr)
 
     def init(x: Tensor) -> State:
         return State(torch.zeros_like(x))
 
     def client(r: Report) -> Contribution[Sums]:
-        return Contribution(r.size, Sums(r.size, r.size * r.steps * r.lr))
+        weight = r.size**size
+        return Contribution(weight, Sums(weight, weight * r.steps * r.lr))
 
     def server(x: Tensor, s: State, total: Tensor, sums: Sums) -> tuple[Tensor, State]:
         return x - lr * total / sums.size, State(total / sums.travelled)

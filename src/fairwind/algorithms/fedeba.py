@@ -6,24 +6,16 @@ arXiv 2301.12407: its aggregation alone, without the alignment of gradients and 
 
 import math
 
-import torch
-
-from fairwind.algorithms.term import Sums, term, tilt
-from fairwind.contract import Algorithm, Contribution, Report, Stateless
+from fairwind.algorithms.term import Sums, term
+from fairwind.contract import Algorithm, Stateless
 from fairwind.errors import in_range, positive
 
 
-def fedeba(*, tau: float = 0.1, sized: bool = False, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
-    """FedEBA+'s aggregation; with `sized`, weights are multiplied by the clients' sizes.
+def fedeba(*, tau: float = 0.1, size: float = 0.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+    """FedEBA+'s aggregation. Its weights do not depend on sizes: the size exponent is 0 by default.
 
     Losses are clamped to ±600·τ. `lr` is the server's learning rate.
     """
     positive(tau=tau)
     in_range(0, math.inf, lr=lr)
-    tilted = term(t=1 / tau, lr=lr)
-
-    def client(r: Report) -> Contribution[Sums]:
-        weight = (r.size if sized else torch.ones_like(r.size)) * tilt(1 / tau, r.loss)
-        return Contribution(weight, Sums(weight))
-
-    return tilted._replace(client=client)
+    return term(t=1 / tau, size=size, lr=lr)

@@ -3,13 +3,14 @@
 Jhunjhunwala, Wang, Joshi: FedExP: Speeding Up Federated Averaging via Extrapolation. ICLR 2023, Algorithm 1.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairwind.contract import Algorithm, Contribution, Report
-from fairwind.errors import positive
+from fairwind.errors import in_range, positive
 
 
 class Sums(NamedTuple):
@@ -21,15 +22,17 @@ class State(NamedTuple):
     server_lr: Tensor  # η_g of the last round
 
 
-def fedexp(*, eps: float = 1e-3) -> Algorithm[State, Sums]:
+def fedexp(*, eps: float = 1e-3, size: float = 1.0) -> Algorithm[State, Sums]:
     """FedExP; a larger `eps` keeps the server's learning rate closer to 1, which is FedAvg."""
     positive(eps=eps)
+    in_range(0, math.inf, size=size)
 
     def init(x: Tensor) -> State:
         return State(torch.ones((), dtype=torch.float64, device=x.device))
 
     def client(r: Report) -> Contribution[Sums]:
-        return Contribution(r.size, Sums(r.size, r.size * r.update_norm**2))
+        weight = r.size**size
+        return Contribution(weight, Sums(weight, weight * r.update_norm**2))
 
     def server(x: Tensor, s: State, total: Tensor, sums: Sums) -> tuple[Tensor, State]:
         mean = total / sums.size  # Δ̄

@@ -20,14 +20,14 @@ class State(NamedTuple):
 
 
 def fedmgda(
-    *, eps: float = 0.2, sized: bool = False, lr: float = 1.0, decay: float = 1.0
+    *, eps: float = 0.2, size: float = 0.0, lr: float = 1.0, decay: float = 1.0
 ) -> GramAlgorithm[State]:
-    """FedMGDA+: weights are within `eps` of λ₀, which is uniform or, with `sized`, proportional to sizes.
+    """FedMGDA+: weights are within `eps` of λ₀, which is uniform: the size exponent is 0 by default.
 
     With eps ≥ 1 no client's loss increases to first order; with 0 the weights are λ₀. The server's learning
     rate is `lr`, multiplied by `decay` after each round.
     """
-    in_range(0, math.inf, eps=eps, lr=lr, decay=decay)
+    in_range(0, math.inf, eps=eps, size=size, lr=lr, decay=decay)
 
     def init(x: Tensor, clients: int) -> State:
         return State(torch.tensor(lr, dtype=torch.float64, device=x.device))
@@ -39,7 +39,7 @@ def fedmgda(
         if len(moved) == 0:
             return coef, s
         norm = norm[moved]
-        prior = cohort.report.size.double()[moved] if sized else torch.ones_like(norm)
+        prior = cohort.report.size.double()[moved] ** size
         prior = prior / prior.sum()  # λ₀
         cosine = gram[moved][:, moved] / norm / norm[:, None]
         mixture = least(cosine, torch.zeros_like(norm), (prior - eps).clamp(min=0), prior + eps, prior)  # λ*

@@ -18,15 +18,16 @@ class Sums(NamedTuple):
     steps: Tensor  # ΣS·τ
 
 
-def fednova(*, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+def fednova(*, size: float = 1.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
     """FedNova with τ_eff = Σ p_k τ_k; with momentum τ is ‖a‖₁, which the solver reports.
 
     `lr` is the server's learning rate; the paper's is 1.
     """
-    in_range(0, math.inf, lr=lr)
+    in_range(0, math.inf, size=size, lr=lr)
 
     def client(r: Report) -> Contribution[Sums]:
-        return Contribution(r.size / r.steps, Sums(r.size, r.size * r.steps))
+        weight = r.size**size
+        return Contribution(weight / r.steps, Sums(weight, weight * r.steps))
 
     def server(x: Tensor, state: Stateless, total: Tensor, sums: Sums) -> tuple[Tensor, Stateless]:
         effective = sums.steps / sums.size  # τ_eff

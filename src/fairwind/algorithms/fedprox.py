@@ -11,8 +11,8 @@ from fairwind.contract import Local, LocalAlgorithm, Stateless
 from fairwind.errors import in_range
 
 
-def fedprox(*, mu: float = 0.01, lr: float = 1.0) -> LocalAlgorithm[Stateless, Sums]:
+def fedprox(*, mu: float = 0.01, size: float = 1.0, lr: float = 1.0) -> LocalAlgorithm[Stateless, Sums]:
     """FedProx; μ = 0 is FedAvg."""
     in_range(0, math.inf, mu=mu)
-    mean = fedavg(lr=lr)
+    mean = fedavg(size=size, lr=lr)
     return LocalAlgorithm(mean.init, mean.client, mean.server, mean.probe, Local(pull=mu))

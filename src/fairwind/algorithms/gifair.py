@@ -13,14 +13,14 @@ from fairwind.contract import Cohort, CohortAlgorithm, Stateless
 from fairwind.errors import in_range
 
 
-def gifair(*, lam: float = 0.1, lr: float = 1.0) -> CohortAlgorithm[Stateless]:
+def gifair(*, lam: float = 0.1, size: float = 1.0, lr: float = 1.0) -> CohortAlgorithm[Stateless]:
     """GIFAIR-FL: `lam` is λ relative to the largest λ without negative weights; 0 is FedAvg."""
     in_range(0, 1, lam=lam)
-    in_range(0, math.inf, lr=lr)
+    in_range(0, math.inf, size=size, lr=lr)
 
     def weigh(s: Stateless, cohort: Cohort) -> tuple[Tensor, Stateless]:
-        size, loss = cohort.report.size.double(), cohort.report.loss
-        p = size / size.sum()
+        weight, loss = cohort.report.size.double() ** size, cohort.report.loss
+        p = weight / weight.sum()
         largest = p.min() / max(len(p) - 1, 1)  # λ_max
         return p + lam * largest * rank(loss), s
 

@@ -11,13 +11,15 @@ from fairwind.contract import Local, LocalAlgorithm, Stateless
 from fairwind.errors import positive
 
 
-def propfair(*, m: float = 2.0, near: float = 0.2, lr: float = 1.0) -> LocalAlgorithm[Stateless, Sums]:
+def propfair(
+    *, m: float = 2.0, near: float = 0.2, size: float = 1.0, lr: float = 1.0
+) -> LocalAlgorithm[Stateless, Sums]:
     """PropFair with its M, an upper bound on losses; for large M its direction approaches FedAvg's.
 
     If M − ℓ of a batch is below `near`, its loss is ℓ/M instead.
     """
     positive(m=m, near=near)
-    mean = fedavg(lr=lr)
+    mean = fedavg(size=size, lr=lr)
 
     def scale(loss: Tensor) -> Tensor:
         """The derivative with respect to ℓ."""

@@ -19,15 +19,15 @@ class Sums(NamedTuple):
     weight: Tensor  # ΣS·e^{tF}
 
 
-def term(*, t: float = 0.1, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+def term(*, t: float = 0.1, size: float = 1.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
     """TERM: t = 0 weights by size, and a large t leaves only the client with the largest loss.
 
     t·F is clamped to ±600. `lr` is the server's learning rate.
     """
-    in_range(0, math.inf, t=t, lr=lr)
+    in_range(0, math.inf, t=t, size=size, lr=lr)
 
     def client(r: Report) -> Contribution[Sums]:
-        weight = r.size * tilt(t, r.loss)
+        weight = r.size**size * tilt(t, r.loss)
         return Contribution(weight, Sums(weight))
 
     def server(x: Tensor, state: Stateless, total: Tensor, sums: Sums) -> tuple[Tensor, Stateless]:

@@ -5,24 +5,26 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fairwind.data.counter import segments
-from fairwind.data.given import joined, read_given
+from fairwind.data.given import Joined, joined, read_given
 from fairwind.data.groups import Groups, group_sizes, read_groups
 from fairwind.data.padding import Pad, as_samples
-from fairwind.data.partition import drawn_split
+from fairwind.data.partition import drawn_split, drawn_validation
 from fairwind.data.samples import Samples, class_count, hash_into, kind, mapped, named, take, tensors
 from fairwind.data.table import read_dataset, read_frame, read_partitions
 from fairwind.errors import InputError, python_numbers, whole
 
+Part = Literal["train", "validation", "test"]
+
 
 @dataclass(frozen=True, repr=False)
 class Federation:
-    """Clients' samples, one client after another; within a client first training, then test samples."""
+    """Clients' samples, one client after another; within a client training, then validation, then test."""
 
     inputs: Samples  # a tensor (N, ...), or a tuple or dict of such
     targets: Samples  # likewise
@@ -38,8 +40,13 @@ class Federation:
     origin: Mapping[str, Any] = field(default_factory=dict)  # source, rule and digest of prepared data
     compute_device: torch.device | None = None  # the computing device, if samples are kept on the host
     groups: tuple[str, ...] = ()  # each client's label, if clients are in groups; also given by their names
+    validation: Tensor = field(
+        default_factory=lambda: torch.empty(0)
+    )  # (K,) validation samples; none if empty
 
     def __post_init__(self) -> None:
+        if not len(self.validation):
+            object.__setattr__(self, "validation", torch.zeros_like(self.train))
         object.__setattr__(self, "groups", read_groups(self.names, self.groups))
         if (self.train < 1).any():
             empty = self.names[int((self.train < 1).nonzero()[0])]
@@ -53,6 +60,7 @@ class Federation:
         names: Sequence[str] | None = None,
         groups: Groups | None = None,
         train: float = 0.8,
+        validation: float = 0.0,
         seed: int = 0,
         pad: Pad | None = None,
         name: str = "federation",
@@ -62,11 +70,13 @@ class Federation:
 
         A client is (inputs, targets): tensors, arrays or lists; or tuples or dicts of these. Or it is a
         PyTorch dataset that returns (input, target) for an index; each sample is read once. Or it is
-        {"train": …, "test": …} of these, which keeps your own split.
+        {"train": …, "test": …} of these, perhaps with a "validation", which keeps your own split.
 
         A model is called with a tensor as `model(x)`, a tuple as `model(*x)`, a dict as `model(**x)`.
         A share `train` of each client's samples (rounded down, at least one) is for training, chosen by
-        `seed`; the rest are its test samples. `classes` is one more than the largest label unless given.
+        `seed`; the rest are its test samples. A share `validation` of each client's samples is taken from
+        those for training: stopping early and choosing look at it, and the test samples stay the same.
+        `classes` is one more than the largest label unless given.
         `groups` are labels of the clients, a dict by name or a list: metrics are then also given by group.
 
         Sequences of unequal length are padded at the end to the longest. `pad` is the padding value, such as
@@ -75,8 +85,16 @@ class Federation:
         there is no padding. Inputs in a dict get `lengths`, or `attention_mask` of ones and zeros.
         """
         labels, parts = read_given(clients, names)
-        samples = joined(labels, parts, pad)._asdict()
-        return cls.from_owners(**samples, groups=groups, train=train, seed=seed, name=name, classes=classes)
+        samples = joined(labels, parts, pad)
+        return cls._from_joined(
+            samples,
+            groups=groups,
+            train=train,
+            validation=validation,
+            seed=seed,
+            name=name,
+            classes=classes,
+        )
 
     @classmethod
     def from_frame(
@@ -89,6 +107,7 @@ class Federation:
         split: str | None = None,
         group: str | None = None,
         train: float = 0.8,
+        validation: float = 0.0,
         seed: int = 0,
         name: str = "federation",
         classes: int | None = None,
@@ -96,12 +115,20 @@ class Federation:
         """From a pandas data frame with one row per sample, and columns for its client and target.
 
         Inputs are float32 (N, columns): all other columns, unless `inputs` names them. Targets in a column of
-        integers are class labels. A column `split` says train or test in each row, a column `group` the label
-        of the client's group.
+        integers are class labels. A column `split` says train, validation or test in each row, a column
+        `group` the label of the client's group.
         """
         names, parts, groups = read_frame(frame, client, target, inputs, split, group)
-        samples = joined(names, parts)._asdict()
-        return cls.from_owners(**samples, groups=groups, train=train, seed=seed, name=name, classes=classes)
+        samples = joined(names, parts)
+        return cls._from_joined(
+            samples,
+            groups=groups,
+            train=train,
+            validation=validation,
+            seed=seed,
+            name=name,
+            classes=classes,
+        )
 
     @classmethod
     def from_dataset(
@@ -114,6 +141,7 @@ class Federation:
         split: str | None = None,
         group: str | None = None,
         train: float = 0.8,
+        validation: float = 0.0,
         seed: int = 0,
         pad: Pad | None = None,
         name: str = "federation",
@@ -122,14 +150,23 @@ class Federation:
         """From a Hugging Face dataset with a column for each sample's client.
 
         `inputs` and `targets` are columns of numbers, lists or images, which become uint8 arrays (height,
-        width, channels). A list of columns gives a dict. A column `split` says train or test in each row;
-        instead, `dataset` may be a dict of the two. A column `group` says the label of the client's group.
+        width, channels). A list of columns gives a dict. A column `split` says train, validation or test in
+        each row; instead, `dataset` may be a dict of these. A column `group` says the label of the client's
+        group.
         `pad` is as for `from_clients`.
         """
         names, parts, groups, class_names = read_dataset(dataset, client, inputs, targets, split, group)
         classes = classes if classes is not None else len(class_names) or None
-        samples = joined(names, parts, pad)._asdict()
-        made = cls.from_owners(**samples, groups=groups, train=train, seed=seed, name=name, classes=classes)
+        samples = joined(names, parts, pad)
+        made = cls._from_joined(
+            samples,
+            groups=groups,
+            train=train,
+            validation=validation,
+            seed=seed,
+            name=name,
+            classes=classes,
+        )
         return replace(made, class_names=class_names)
 
     @classmethod
@@ -143,6 +180,7 @@ class Federation:
         test: Any = None,
         groups: Groups | None = None,
         train: float = 0.8,
+        validation: Any = 0.0,
         seed: int = 0,
         name: str = "federation",
         classes: int | None = None,
@@ -150,7 +188,7 @@ class Federation:
         """From all samples together and, for each, the index into `names` of the client it belongs to.
 
         `test`, if given, says for each whether it is a test sample; then there is no random split, and
-        samples keep their order.
+        samples keep their order. `validation` is a share, or, beside `test`, likewise.
         """
         train, seed, classes = python_numbers((train, seed, classes))
         whole(0, seed=seed)
@@ -167,16 +205,75 @@ class Federation:
             twice = next(name for name in names if list(names).count(name) > 1)
             raise InputError(f"client {twice!r} is named twice; give every client a name of its own")
         size = torch.bincount(owner, minlength=len(names))
+        share, own = (validation, None) if isinstance(validation, int | float) else (0.0, validation)
+        chosen = torch.zeros_like(size)
         if test is not None:
             test = torch.as_tensor(test, dtype=torch.bool)
-            order = torch.argsort(2 * owner + test, stable=True)
-            kept = torch.bincount(owner[~test], minlength=len(names))
+            own = torch.zeros_like(test) if own is None else torch.as_tensor(own, dtype=torch.bool) & ~test
+            order = torch.argsort(3 * owner + 2 * test + own.long(), stable=True)
+            kept = torch.bincount(owner[~test & ~own], minlength=len(names))
+            chosen = torch.bincount(owner[own], minlength=len(names))
+        elif own is not None:
+            raise InputError("validation says it for each sample: then give test for each sample, too")
         else:
             order, kept = drawn_split(owner, size, train, seed)
         order = order.to(tensors(inputs)[0].device)
         classes = class_count(targets) if classes is None else classes
-        parts = take(inputs, order), take(targets, order), size.cumsum(0) - size, kept, size - kept
-        return cls(*parts, tuple(names), name, classes, groups=read_groups(names, groups))
+        start, rest = size.cumsum(0) - size, size - kept - chosen
+        made = cls(
+            take(inputs, order),
+            take(targets, order),
+            start,
+            kept,
+            rest,
+            tuple(names),
+            name,
+            classes,
+            groups=read_groups(names, groups),
+            validation=chosen,
+        )
+        return made.with_validation(share, seed) if share else made
+
+    def with_validation(self, share: float, seed: int = 0) -> "Federation":
+        """The same federation with a share of each client's samples taken from training for validation.
+
+        Which, is drawn by the seed. A client keeps at least one training sample; its test samples stay.
+        """
+        share, seed = python_numbers((share, seed))
+        whole(0, seed=seed)
+        if not isinstance(share, int | float) or not 0 <= share < 1:
+            raise InputError(f"validation={share!r} is out of range: a share of the samples lies in [0, 1)")
+        if not share:
+            return self
+        if self.validation.any():
+            raise InputError("the federation has validation samples already: leave validation= out")
+        order, kept = drawn_validation(self.start, self.train, self.test, share, seed)
+        if (kept == self.train).all():
+            largest = int((self.train + self.test).max())
+            raise InputError(
+                f"validation={share:g} leaves no validation samples: the largest client has {largest} samples"
+            )
+        order = order.to(tensors(self.inputs)[0].device)
+        origin = dict(self.origin)
+        if "digest" in origin:
+            taken = f"{origin['digest']} validation {share!r} {seed}"
+            origin["digest"] = hashlib.sha256(taken.encode()).hexdigest()
+        return replace(
+            self,
+            inputs=take(self.inputs, order),
+            targets=take(self.targets, order),
+            train=kept,
+            validation=self.train - kept,
+            origin=origin,
+        )
+
+    @classmethod
+    def _from_joined(cls, samples: Joined, *, validation: float, **options: Any) -> "Federation":
+        """Of users' own parts, or of random ones."""
+        own = samples.validation is not None and bool(samples.validation.any())
+        if own and validation:
+            raise InputError("the federation has validation samples already: leave validation= out")
+        return cls.from_owners(**(samples._asdict() | ({} if own else {"validation": validation})), **options)
 
     @classmethod
     def from_partitioner(
@@ -187,6 +284,7 @@ class Federation:
         targets: str = "label",
         groups: Groups | None = None,
         train: float = 0.8,
+        validation: float = 0.0,
         seed: int = 0,
         name: str = "federation",
         classes: int | None = None,
@@ -198,7 +296,14 @@ class Federation:
         """
         names, clients = read_partitions(partitioner, inputs, targets)
         return cls.from_clients(
-            clients, names=names, groups=groups, train=train, seed=seed, name=name, classes=classes
+            clients,
+            names=names,
+            groups=groups,
+            train=train,
+            validation=validation,
+            seed=seed,
+            name=name,
+            classes=classes,
         )
 
     @classmethod
@@ -208,6 +313,7 @@ class Federation:
         *,
         groups: Groups | None = None,
         train: float = 0.8,
+        validation: float = 0.0,
         seed: int = 0,
         name: str | None = None,
         classes: int | None = None,
@@ -222,11 +328,19 @@ class Federation:
         names, clients = read_clients(Path(path))
         name = name or Path(path).name
         return cls.from_clients(
-            clients, names=names, groups=groups, train=train, seed=seed, name=name, classes=classes
+            clients,
+            names=names,
+            groups=groups,
+            train=train,
+            validation=validation,
+            seed=seed,
+            name=name,
+            classes=classes,
         )
 
     def __repr__(self) -> str:
-        counts = f"{len(self):,} clients, {int(self.train.sum()):,} + {int(self.test.sum()):,} samples"
+        parts = [int(part.sum()) for part in (self.train, self.validation, self.test)]
+        counts = f"{len(self):,} clients, {' + '.join(f'{n:,}' for n in parts if n)} samples"
         return f"<Federation {self.name!r}: {counts}, {kind(self.inputs)}>"
 
     def __len__(self) -> int:
@@ -234,8 +348,21 @@ class Federation:
 
     @property
     def samples(self) -> int:
-        """Training and test samples of all clients."""
+        """Training, validation and test samples of all clients."""
         return len(tensors(self.inputs)[0])
+
+    @property
+    def sizes(self) -> Tensor:
+        """All samples of each client (K,)."""
+        return self.train + self.validation + self.test
+
+    def part(self, name: Part) -> tuple[Tensor, Tensor]:
+        """Where each client's samples of a part start, and how many there are: both (K,)."""
+        if name == "train":
+            return self.start, self.train
+        if name == "validation":
+            return self.start + self.train, self.validation
+        return self.start + self.train + self.validation, self.test
 
     @property
     def device(self) -> torch.device:
@@ -270,6 +397,7 @@ class Federation:
             "clients": len(self),
             "classes": self.classes,
             "train_samples": int(self.train.sum()),
+            **({"validation_samples": int(self.validation.sum())} if self.validation.any() else {}),
             "test_samples": int(self.test.sum()),
             "smallest": int(self.train.min()),
             "median": float(self.train.double().quantile(0.5)),
@@ -282,7 +410,7 @@ class Federation:
         """Samples of each client and class: (K, classes)."""
         if self.classes is None or not isinstance(self.targets, Tensor):
             raise InputError(f"{self.name} has no class labels to count")
-        owner, _ = segments(self.train + self.test)
+        owner, _ = segments(self.sizes)
         counts = torch.bincount(owner * self.classes + self.targets.cpu(), minlength=len(self) * self.classes)
         return counts.view(len(self), self.classes)
 
@@ -294,6 +422,9 @@ class Federation:
             seen.update(path.encode())
         samples = *tensors(self.inputs), *tensors(self.targets)
         hash_into(seen, (*samples, self.start, self.train, self.test, *table))
+        if self.validation.any():
+            seen.update(b"validation")
+            hash_into(seen, (self.validation,))
         if self.groups:
             seen.update(json.dumps(["groups", self.groups]).encode())
         return seen.hexdigest()

@@ -14,14 +14,15 @@ from fairwind.data.values import Values, as_values, is_frame, is_mapping, leaves
 from fairwind.errors import InputError
 
 PLAIN = (str, bytes, tuple, list, range, Tensor, np.ndarray)  # they can be indexed, but are not datasets
+PARTS = ("train", "validation", "test")
 FORMS = 'give (inputs, targets), a Dataset, or {"train": …, "test": …} of these'
 
 
 class Part(NamedTuple):
-    """Samples of one client: all, or its training or test samples."""
+    """Samples of one client: all, or one of its parts."""
 
     client: str
-    of: str  # "train", "test", or "" for samples without a split
+    of: str  # one of PARTS, or "" for samples without a split
     inputs: Values
     targets: Values
 
@@ -34,6 +35,7 @@ class Joined(NamedTuple):
     owner: Tensor  # (N,)
     names: tuple[str, ...]
     test: Tensor | None  # (N,) whether it is a test sample; None for a random split
+    validation: Tensor | None  # (N,) likewise
 
 
 def read_given(clients: Any, names: Sequence[str] | None) -> tuple[tuple[str, ...], list[Part]]:
@@ -42,7 +44,7 @@ def read_given(clients: Any, names: Sequence[str] | None) -> tuple[tuple[str, ..
     if is_mapping(clients):
         if names is not None:
             raise InputError("the clients have names already, as keys; leave names= out")
-        if {"train", "test"} & set(clients):
+        if set(PARTS) & set(clients):
             raise InputError(
                 'train and test are parts of a client, not clients: give {"name": {"train": …, "test": …}}'
             )
@@ -68,10 +70,11 @@ def read_given(clients: Any, names: Sequence[str] | None) -> tuple[tuple[str, ..
 def joined(names: tuple[str, ...], parts: Sequence[Part], pad: Pad | None = None) -> Joined:
     """All samples, client after client, after checking that shapes and types agree."""
     filled = [part for part in parts if not _is_empty(part)]
-    trained = {part.client for part in filled if part.of != "test"}
+    trained = {part.client for part in filled if part.of in ("train", "")}
     for name in names:
         if name not in trained:
-            only = ", only test samples" if any(part.client == name for part in filled) else ""
+            others = [part.of for part in filled if part.client == name]
+            only = f", only {' and '.join(others)} samples" if others else ""
             raise InputError(f"client {name!r} has no training samples{only}; leave it out of the federation")
     if pad is not None:
         inputs = padded([part.client for part in filled], [part.inputs for part in filled], pad)
@@ -88,9 +91,14 @@ def joined(names: tuple[str, ...], parts: Sequence[Part], pad: Pad | None = None
     sizes = torch.tensor([len(tensors(x)[0]) for x, _ in checked])
     place = {name: k for k, name in enumerate(names)}
     owner = torch.tensor([place[part.client] for part in filled]).repeat_interleave(sizes)
-    test = torch.tensor([part.of == "test" for part in filled]).repeat_interleave(sizes)
     x, y = _joined([x for x, _ in checked]), _joined([y for _, y in checked])
-    return Joined(x, y, owner, names, test if filled[0].of else None)
+    if not filled[0].of:
+        return Joined(x, y, owner, names, None, None)
+    test, validation = (
+        torch.tensor([part.of == of for part in filled]).repeat_interleave(sizes)
+        for of in ("test", "validation")
+    )
+    return Joined(x, y, owner, names, test, validation)
 
 
 def _is_empty(part: Part) -> bool:
@@ -127,12 +135,12 @@ def _parts(client: str, given: Any) -> list[Part]:
     if not is_mapping(given):
         return [_part(client, "", given)]
     keys = set(given)
-    if not keys & {"train", "test"}:
+    if not keys & set(PARTS):
         raise InputError(f"client {client!r} is a dict of {', '.join(map(str, given)) or 'nothing'}: {FORMS}")
-    if keys - {"train", "test"}:
-        other = ", ".join(repr(key) for key in given if key not in ("train", "test"))
-        raise InputError(f"client {client!r} has a part {other}: there are 'train' and 'test' only")
-    return [_part(client, of, given[of]) for of in ("train", "test") if of in keys]
+    if keys - set(PARTS):
+        other = ", ".join(repr(key) for key in given if key not in PARTS)
+        raise InputError(f"client {client!r} has a part {other}: there are 'train', 'validation' and 'test'")
+    return [_part(client, of, given[of]) for of in PARTS if of in keys]
 
 
 def _part(client: str, of: str, given: Any) -> Part:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairwind.data.counter import SPLIT, fold, mix, segments, shuffle
+from fairwind.data.counter import SPLIT, VALIDATION, fold, mix, segments, shuffle
 from fairwind.errors import InputError, in_range, positive
 
 Indices = NDArray[np.int64]
@@ -80,3 +80,23 @@ def drawn_split(owner: Tensor, size: Tensor, train: float, seed: int) -> tuple[T
     within = (size.cumsum(0) - size)[segment] + shuffle(segment, place, keys, len(owner))
     kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
     return torch.argsort(owner, stable=True)[within], kept
+
+
+def drawn_validation(
+    start: Tensor, train: Tensor, test: Tensor, share: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """All samples with a share of each client's moved from its training part to behind it, and what is left.
+
+    Samples that stay in a part keep their order.
+    """
+    taken = torch.minimum(((train + test).double() * share + 1e-9).floor().long(), train - 1)
+    segment, place = segments(train)
+    keys = mix(fold(VALIDATION, seed), torch.arange(len(train)))
+    drawn = torch.empty_like(place)
+    first = (train.cumsum(0) - train)[segment]
+    drawn[first + shuffle(segment, place, keys, int(train.max()))] = place
+    moved = drawn >= (train - taken)[segment]
+    order = torch.arange(int((start + train + test).max()))
+    at = start[segment] + place
+    order[at] = at[torch.argsort(2 * segment + moved, stable=True)]
+    return order, train - taken

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairwind.data.given import Part
+from fairwind.data.given import PARTS, Part
 from fairwind.data.groups import of_column
 from fairwind.data.values import as_values, is_mapping
 from fairwind.errors import InputError
@@ -14,10 +14,10 @@ Columns = str | Sequence[str]
 
 
 class Rows(NamedTuple):
-    """The rows of one client, or of its training or test samples."""
+    """The rows of one client, or of one of its parts."""
 
     client: str
-    of: str  # "train", "test", or ""
+    of: str  # one of PARTS, or ""
     rows: np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -62,14 +62,14 @@ def read_dataset(
     """Names, parts and groups of the clients of a Hugging Face dataset; class names, if known."""
     tables = {"": dataset}
     if is_mapping(dataset):
-        if set(dataset) != {"train", "test"}:
+        if not {"train", "test"} <= set(dataset) <= set(PARTS):
             raise InputError(
                 f"the dataset has the splits {', '.join(map(str, dataset)) or 'none'}: "
-                'give one of them, or two as {"train": …, "test": …}'
+                'give one of them, or {"train": …, "test": …}, perhaps with a "validation"'
             )
         if split is not None:
             raise InputError(f"the dataset is split into train and test already: leave split={split!r} out")
-        tables = {of: dataset[of] for of in ("train", "test")}
+        tables = {of: dataset[of] for of in PARTS if of in dataset}
     owners: list[Any] = []
     parts_of: list[Any] = []
     labels: list[Any] = []
@@ -175,19 +175,20 @@ def _deal(
     if not owners:
         raise InputError("a federation needs at least one client: there are no rows")
     for row, part in enumerate(parts or ()):
-        if part not in ("train", "test"):
+        if part not in PARTS:
             raise InputError(
-                f"column {split!r} holds {part!r} for client {str(owners[row])!r}; write train or test"
+                f"column {split!r} holds {part!r} for client {str(owners[row])!r}; write "
+                "train, validation or test"
             )
     known = _sorted(set(owners))
     place = {owner: k for k, owner in enumerate(known)}
-    keys = np.array([2 * place[owner] for owner in owners], dtype=np.int64)
+    keys = np.array([len(PARTS) * place[owner] for owner in owners], dtype=np.int64)
     if parts is not None:
-        keys += np.array([part == "test" for part in parts], dtype=np.int64)
+        keys += np.array([PARTS.index(part) for part in parts], dtype=np.int64)
     order = np.argsort(keys, kind="stable")
     found, starts = np.unique(keys[order], return_index=True)
     dealt = [
-        Rows(str(known[key // 2]), ("train", "test")[key % 2] if parts is not None else "", rows)
+        Rows(str(known[key // len(PARTS)]), PARTS[key % len(PARTS)] if parts is not None else "", rows)
         for key, rows in zip(found.tolist(), np.split(order, starts[1:]), strict=True)
     ]
     return tuple(str(owner) for owner in known), dealt

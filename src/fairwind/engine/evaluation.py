@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairwind.contract import CohortAlgorithm, PersonalAlgorithm
 from fairwind.data.counter import segments
-from fairwind.data.federation import Federation
+from fairwind.data.federation import Federation, Part
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import Loss
 from fairwind.engine.memory import Memories
@@ -116,10 +116,9 @@ def own_scores(
     return found
 
 
-def split(federation: Federation, part: str) -> tuple[Tensor, Pick]:
-    """Sizes and picker of all clients' "train" or "test" samples."""
-    sizes = federation.train if part == "train" else federation.test
-    start = federation.start if part == "train" else federation.start + federation.train
+def split(federation: Federation, part: Part) -> tuple[Tensor, Pick]:
+    """Sizes and picker of all clients' samples of a part."""
+    start, sizes = federation.part(part)
 
     def pick(clients: Tensor) -> Tensor:
         owner, place = segments(sizes[clients])

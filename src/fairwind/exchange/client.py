@@ -188,7 +188,7 @@ class LocalClient:
 def only(federation: Federation, client: int) -> Federation:
     """The federation that contains only this client."""
     begin, own = int(federation.start[client]), slice(client, client + 1)
-    samples = slice(begin, begin + int(federation.train[client] + federation.test[client]))
+    samples = slice(begin, begin + int(federation.sizes[client]))
     return replace(
         federation,
         inputs=take(federation.inputs, samples),
@@ -196,6 +196,7 @@ def only(federation: Federation, client: int) -> Federation:
         start=torch.zeros_like(federation.start[own]),
         train=federation.train[own],
         test=federation.test[own],
+        validation=federation.validation[own],
         names=federation.names[own],
     )
 
