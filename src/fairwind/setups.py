@@ -105,14 +105,14 @@ def entry(spec: str, where: Where, say: store.Say) -> store.Entry:
 def federation(
     spec: str, where: Where, say: store.Say = lambda text: None, ranks: Ranks = ALONE
 ) -> Federation:
-    """The data of a spec: prepared (by rank 0), or generated."""
-    setup, validation = find(spec), arguments_of(spec)["validation"]
+    """The data of a spec: prepared (by rank 0), or generated; without validation samples yet."""
+    setup = find(spec)
     if isinstance(setup.data, Source):
         with ranks.first_alone():
             prepared = entry(spec, where, say)
-        return prepared.load().with_validation(validation)
+        return prepared.load()
     _refuse_files(spec, where)
-    return setup.data(**_data_arguments(spec)).with_validation(validation)
+    return setup.data(**_data_arguments(spec))
 
 
 def task(spec: str, where: Where = WHERE, say: store.Say = lambda text: None, ranks: Ranks = ALONE) -> Task:
@@ -123,6 +123,7 @@ def task(spec: str, where: Where = WHERE, say: store.Say = lambda text: None, ra
 def task_on(spec: str, federation: Federation) -> Task:
     """The task of a spec, on data that is already loaded."""
     setup, given = find(spec), arguments_of(spec)
+    federation = federation.with_validation(given["validation"])
     model = partial(setup.model, federation, **{name: given[name] for name in parameters(setup.model)})
     return Task(model, federation, solver=setup.solver, rounds=setup.rounds, name=spec, source=spec)
 

@@ -254,17 +254,12 @@ class Federation:
                 f"validation={share:g} leaves no validation samples: the largest client has {largest} samples"
             )
         order = order.to(tensors(self.inputs)[0].device)
-        origin = dict(self.origin)
-        if "digest" in origin:
-            taken = f"{origin['digest']} validation {share!r} {seed}"
-            origin["digest"] = hashlib.sha256(taken.encode()).hexdigest()
         return replace(
             self,
             inputs=take(self.inputs, order),
             targets=take(self.targets, order),
             train=kept,
             validation=self.train - kept,
-            origin=origin,
         )
 
     @classmethod

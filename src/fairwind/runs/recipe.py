@@ -95,7 +95,8 @@ class Recipe:
         """The same recipe with settings resolved, and digests of the user's data, model and algorithms."""
         brought = task.source.partition(":")[0] not in setups.SETUPS
         data = task.federation.origin.get("digest")
-        if brought and (data is None or task.federation.groups):  # the origin's has no groups
+        federation = task.federation  # what was prepared has neither groups nor validation samples
+        if brought and (data is None or federation.groups or federation.validation.any()):
             data = task.federation.digest()
         return dataclasses.replace(
             self,
