@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import ServerRate
 from fairwind.algorithms.simplex import least
 from fairwind.contract import Cohort, CohortAlgorithm, nonnegative
 from fairwind.errors import in_range, unknown
@@ -35,7 +36,7 @@ class State(NamedTuple):
     rounds: Tensor
 
 
-def aaggff(*, form: Form = "silo", cdf: Cdf = "weibull", lr: float = 1.0) -> CohortAlgorithm[State]:
+def aaggff(*, form: Form = "silo", cdf: Cdf = "weibull", lr: ServerRate = 1.0) -> CohortAlgorithm[State]:
     """AAggFF: weights by online Newton steps ("silo"), or by linearised FTRL for sampled clients ("device").
 
     `cdf` turns losses, as multiples of their mean, into returns between 0 and 1.

@@ -5,11 +5,12 @@ IEEE Transactions on Machine Learning in Communications and Networking, 2024, Al
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import AdaptiveRate, Range, Size
 from fairwind.contract import Algorithm, Contribution, Report, nonnegative
 from fairwind.errors import in_range, positive
 
@@ -30,9 +31,9 @@ class State(NamedTuple):
 
 def adafedadam(
     *,
-    alpha: float = 1.0,
-    size: float = 1.0,
-    lr: float = 1e-3,
+    alpha: Annotated[float, Range(0.0, 4.0, log=False)] = 1.0,
+    size: Size = 1.0,
+    lr: AdaptiveRate = 1e-3,
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-8,

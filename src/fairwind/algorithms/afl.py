@@ -4,11 +4,12 @@ Mohri, Sivek, Suresh: Agnostic Federated Learning. ICML 2019, Algorithm 1 (Stoch
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import Range, ServerRate
 from fairwind.algorithms.simplex import project
 from fairwind.contract import Cohort, CohortAlgorithm
 from fairwind.errors import in_range
@@ -20,7 +21,9 @@ class State(NamedTuple):
     rounds: Tensor
 
 
-def afl(*, lr_lambda: float = 0.1, lr: float = 1.0) -> CohortAlgorithm[State]:
+def afl(
+    *, lr_lambda: Annotated[float, Range(1e-3, 1.0)] = 0.1, lr: ServerRate = 1.0
+) -> CohortAlgorithm[State]:
     """AFL with learning rates `lr_lambda` of λ and `lr` of the server; also evaluates the averaged model.
 
     For λ, absent clients get the mean loss of those present. Updates of those present are weighted by their

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import AdaptiveRate, Size
 from fairwind.contract import Algorithm, Contribution, Report
 from fairwind.errors import in_range, positive
 
@@ -28,12 +29,12 @@ class Moments(NamedTuple):
 
 def fedadam(
     *,
-    lr: float = 1e-3,
+    lr: AdaptiveRate = 1e-3,
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-8,
     corrected: bool = True,
-    size: float = 1.0,
+    size: Size = 1.0,
 ) -> Algorithm[Moments, Sums]:
     """FedAdam with Adam's usual defaults, as in the AdaFedAdam paper.
 
@@ -48,7 +49,7 @@ def fedadam(
 
 
 def fedyogi(
-    *, lr: float = 1e-2, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3, size: float = 1.0
+    *, lr: AdaptiveRate = 1e-2, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3, size: Size = 1.0
 ) -> Algorithm[Moments, Sums]:
     """FedYogi: the second moment changes by a bounded amount. Reddi et al. tune `lr` for each task."""
     in_range(0, 1, beta2=beta2)
@@ -60,7 +61,7 @@ def fedyogi(
 
 
 def fedadagrad(
-    *, lr: float = 1e-2, beta1: float = 0.0, eps: float = 1e-3, size: float = 1.0
+    *, lr: AdaptiveRate = 1e-2, beta1: float = 0.0, eps: float = 1e-3, size: Size = 1.0
 ) -> Algorithm[Moments, Sums]:
     """FedAdagrad: the second moment only grows. Reddi et al. tune `lr` for each task."""
     return _family(lambda v, g: v + g**2, lr, beta1, None, eps, size)

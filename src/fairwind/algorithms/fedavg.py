@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fairwind.algorithms.ranges import ServerRate, Size
 from fairwind.contract import Algorithm, Contribution, Report, Stateless
 from fairwind.errors import in_range
 
@@ -17,7 +18,7 @@ class Sums(NamedTuple):
     size: Tensor  # ΣS
 
 
-def fedavg(*, size: float = 1.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+def fedavg(*, size: Size = 1.0, lr: ServerRate = 1.0) -> Algorithm[Stateless, Sums]:
     """FedAvg with server learning rate `lr`; 1 is the plain mean."""
     in_range(0, math.inf, size=size, lr=lr)
 

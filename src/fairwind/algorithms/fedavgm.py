@@ -6,12 +6,13 @@ takes the same steps if the local learning rate is constant.
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairwind.algorithms.fedavg import Sums, fedavg
+from fairwind.algorithms.ranges import Range, ServerRate, Size
 from fairwind.contract import Algorithm
 from fairwind.errors import in_range
 
@@ -20,7 +21,9 @@ class State(NamedTuple):
     v: Tensor  # (P,) momentum
 
 
-def fedavgm(*, beta: float = 0.9, size: float = 1.0, lr: float = 1.0) -> Algorithm[State, Sums]:
+def fedavgm(
+    *, beta: Annotated[float, Range(0.0, 0.99, log=False)] = 0.9, size: Size = 1.0, lr: ServerRate = 1.0
+) -> Algorithm[State, Sums]:
     """FedAvgM with server learning rate `lr`; β = 0 is FedAvg."""
     in_range(0, 1, beta=beta)
     in_range(0, math.inf, lr=lr)

@@ -4,11 +4,12 @@ Xu, Wang, Wang, Yao: FedCM: Federated Learning with Client-level Momentum. arXiv
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import Range, ServerRate, Size
 from fairwind.contract import Contribution, Local, LocalAlgorithm, Report
 from fairwind.errors import InputError, in_range, positive
 
@@ -22,7 +23,9 @@ class State(NamedTuple):
     direction: Tensor  # (P,) Δ_t: the mean direction of the last round's steps
 
 
-def fedcm(*, alpha: float = 0.1, size: float = 1.0, lr: float = 1.0) -> LocalAlgorithm[State, Sums]:
+def fedcm(
+    *, alpha: Annotated[float, Range(0.05, 1.0)] = 0.1, size: Size = 1.0, lr: ServerRate = 1.0
+) -> LocalAlgorithm[State, Sums]:
     """FedCM with server learning rate `lr`; α is the gradient's share of a step, and α = 1 is FedAvg."""
     positive(alpha=alpha)
     if alpha > 1:

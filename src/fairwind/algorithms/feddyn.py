@@ -4,11 +4,12 @@ Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dy
 ICLR 2021, Algorithm 1.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import Range
 from fairwind.contract import Change, Contribution, Local, Memory, MemoryAlgorithm, Report
 from fairwind.errors import positive
 
@@ -22,7 +23,7 @@ class State(NamedTuple):
     clients: Tensor  # m
 
 
-def feddyn(*, alpha: float = 0.01) -> MemoryAlgorithm[State, Sums]:
+def feddyn(*, alpha: Annotated[float, Range(1e-3, 1.0)] = 0.01) -> MemoryAlgorithm[State, Sums]:
     """FedDyn; clients are weighted equally. A larger α keeps them closer to the global model."""
     positive(alpha=alpha)
 

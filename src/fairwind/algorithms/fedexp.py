@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import Size
 from fairwind.contract import Algorithm, Contribution, Report
 from fairwind.errors import in_range, positive
 
@@ -22,7 +23,7 @@ class State(NamedTuple):
     server_lr: Tensor  # η_g of the last round
 
 
-def fedexp(*, eps: float = 1e-3, size: float = 1.0) -> Algorithm[State, Sums]:
+def fedexp(*, eps: float = 1e-3, size: Size = 1.0) -> Algorithm[State, Sums]:
     """FedExP; a larger `eps` keeps the server's learning rate closer to 1, which is FedAvg."""
     positive(eps=eps)
     in_range(0, math.inf, size=size)

@@ -4,17 +4,21 @@ Wang, Fan, Qi, Wen, Wang, Yu: Federated Learning with Fair Averaging. IJCAI 2021
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import Range, ServerRate
 from fairwind.contract import Cohort, GramAlgorithm, Stateless
 from fairwind.errors import in_range
 
 CANCELLED = 1e-5  # a direction this much shorter than its parts is rounding error
 
 
-def fedfv(*, alpha: float = 0.1, lr: float = 1.0) -> GramAlgorithm[Stateless]:
+def fedfv(
+    *, alpha: Annotated[float, Range(0.0, 0.9, log=False)] = 0.1, lr: ServerRate = 1.0
+) -> GramAlgorithm[Stateless]:
     """FedFV with τ = 1; the share `alpha` of clients with the largest losses keep their updates."""
     in_range(0, 1, alpha=alpha)
     in_range(0, math.inf, lr=lr)

@@ -5,11 +5,12 @@ IEEE Transactions on Network Science and Engineering 2022, Algorithm 1 (FedMGDA+
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import Range, ServerRate, Size
 from fairwind.algorithms.simplex import least
 from fairwind.contract import Cohort, GramAlgorithm
 from fairwind.errors import in_range
@@ -20,7 +21,11 @@ class State(NamedTuple):
 
 
 def fedmgda(
-    *, eps: float = 0.2, size: float = 0.0, lr: float = 1.0, decay: float = 1.0
+    *,
+    eps: Annotated[float, Range(0.01, 1.0)] = 0.2,
+    size: Size = 0.0,
+    lr: ServerRate = 1.0,
+    decay: float = 1.0,
 ) -> GramAlgorithm[State]:
     """FedMGDA+: weights are within `eps` of λ₀, which is uniform: the size exponent is 0 by default.
 

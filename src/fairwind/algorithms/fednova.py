@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fairwind.algorithms.ranges import ServerRate, Size
 from fairwind.contract import Algorithm, Contribution, Report, Stateless
 from fairwind.errors import in_range
 
@@ -18,7 +19,7 @@ class Sums(NamedTuple):
     steps: Tensor  # ΣS·τ
 
 
-def fednova(*, size: float = 1.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+def fednova(*, size: Size = 1.0, lr: ServerRate = 1.0) -> Algorithm[Stateless, Sums]:
     """FedNova with τ_eff = Σ p_k τ_k; with momentum τ is ‖a‖₁, which the solver reports.
 
     `lr` is the server's learning rate; the paper's is 1.

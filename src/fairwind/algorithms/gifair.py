@@ -5,15 +5,19 @@ INFORMS Journal on Data Science 2023, Algorithm 1 with each client as its own gr
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import Range, ServerRate, Size
 from fairwind.contract import Cohort, CohortAlgorithm, Stateless
 from fairwind.errors import in_range
 
 
-def gifair(*, lam: float = 0.1, size: float = 1.0, lr: float = 1.0) -> CohortAlgorithm[Stateless]:
+def gifair(
+    *, lam: Annotated[float, Range(0.0, 0.99, log=False)] = 0.1, size: Size = 1.0, lr: ServerRate = 1.0
+) -> CohortAlgorithm[Stateless]:
     """GIFAIR-FL: `lam` is λ relative to the largest λ without negative weights; 0 is FedAvg."""
     in_range(0, 1, lam=lam)
     in_range(0, math.inf, size=size, lr=lr)

@@ -5,12 +5,13 @@ Federated Learning. NeurIPS 2021, Algorithm 1 with SGD with momentum.
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairwind.algorithms.fedavg import Sums, fedavg
+from fairwind.algorithms.ranges import Range, ServerRate
 from fairwind.contract import GradientAlgorithm, Local
 from fairwind.errors import in_range
 
@@ -19,12 +20,16 @@ class State(NamedTuple):
     m: Tensor  # (P,) momentum
 
 
-def mimelite(*, beta: float = 0.9, lr: float = 1.0) -> GradientAlgorithm[State, Sums]:
+def mimelite(
+    *, beta: Annotated[float, Range(0.0, 0.99, log=False)] = 0.9, lr: ServerRate = 1.0
+) -> GradientAlgorithm[State, Sums]:
     """MimeLite: local steps use (1 − β)·g + β·m; then m moves towards the clients' mean full gradient."""
     return _mime(beta, lr, corrected=False)
 
 
-def mime(*, beta: float = 0.9, lr: float = 1.0) -> GradientAlgorithm[State, Sums]:
+def mime(
+    *, beta: Annotated[float, Range(0.0, 0.99, log=False)] = 0.9, lr: ServerRate = 1.0
+) -> GradientAlgorithm[State, Sums]:
     """Mime: the same, with g corrected to g(y) − g(x) + the mean full gradient, as in SVRG."""
     return _mime(beta, lr, corrected=True)
 

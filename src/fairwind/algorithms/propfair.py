@@ -3,16 +3,19 @@
 Zhang, Malekmohammadi, Chen, Yu: Proportional Fairness in Federated Learning. TMLR 2023, Algorithm 1.
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fairwind.algorithms.fedavg import Sums, fedavg
+from fairwind.algorithms.ranges import Range, ServerRate, Size
 from fairwind.contract import Local, LocalAlgorithm, Stateless
 from fairwind.errors import positive
 
 
 def propfair(
-    *, m: float = 2.0, near: float = 0.2, size: float = 1.0, lr: float = 1.0
+    *, m: Annotated[float, Range(2.0, 20.0)] = 2.0, near: float = 0.2, size: Size = 1.0, lr: ServerRate = 1.0
 ) -> LocalAlgorithm[Stateless, Sums]:
     """PropFair with its M, an upper bound on losses; for large M its direction approaches FedAvg's.
 

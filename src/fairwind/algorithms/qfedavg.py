@@ -4,10 +4,11 @@ Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning. ICL
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import Tensor
 
+from fairwind.algorithms.ranges import Range
 from fairwind.contract import Algorithm, Contribution, Report, Stateless, nonnegative
 from fairwind.errors import in_range
 
@@ -16,7 +17,9 @@ class Sums(NamedTuple):
     h: Tensor  # Σh
 
 
-def qfedavg(*, q: float = 1.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+def qfedavg(
+    *, q: Annotated[float, Range(0.0, 5.0, log=False)] = 1.0, lr: Annotated[float, Range(0.1, 100.0)] = 1.0
+) -> Algorithm[Stateless, Sums]:
     """q-FedAvg; q = 0 with the paper's `lr` of 1 is the unweighted mean of the clients' models."""
     in_range(0, math.inf, q=q, lr=lr)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairwind.algorithms.ranges import ServerRate
 from fairwind.contract import Change, Contribution, Local, Memory, MemoryAlgorithm, Report
 from fairwind.errors import in_range
 
@@ -23,7 +24,7 @@ class State(NamedTuple):
     clients: Tensor  # N
 
 
-def scaffold(*, lr: float = 1.0) -> MemoryAlgorithm[State, Sums]:
+def scaffold(*, lr: ServerRate = 1.0) -> MemoryAlgorithm[State, Sums]:
     """SCAFFOLD; clients are weighted equally, and `lr` is the server's learning rate."""
     in_range(0, math.inf, lr=lr)
 

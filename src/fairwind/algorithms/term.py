@@ -5,10 +5,11 @@ Algorithm 1 with clients as groups.
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import Tensor
 
+from fairwind.algorithms.ranges import Range, ServerRate, Size
 from fairwind.contract import Algorithm, Contribution, Report, Stateless
 from fairwind.errors import in_range
 
@@ -19,7 +20,9 @@ class Sums(NamedTuple):
     weight: Tensor  # ΣS·e^{tF}
 
 
-def term(*, t: float = 0.1, size: float = 1.0, lr: float = 1.0) -> Algorithm[Stateless, Sums]:
+def term(
+    *, t: Annotated[float, Range(0.01, 10.0)] = 0.1, size: Size = 1.0, lr: ServerRate = 1.0
+) -> Algorithm[Stateless, Sums]:
     """TERM: t = 0 weights by size, and a large t leaves only the client with the largest loss.
 
     t·F is clamped to ±600. `lr` is the server's learning rate.
