@@ -10,7 +10,15 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
 # From the bottom up: a folder or module may import what comes before it, and itself. The longest name counts.
 LAYERS = (
     ("runs.hints",),
-    ("errors", "runs.files", "runs.progress", "data.counter", "contract", "algorithms.simplex", "algorithms.ranges"),
+    (
+        "errors",
+        "runs.files",
+        "runs.progress",
+        "data.counter",
+        "contract",
+        "algorithms.simplex",
+        "algorithms.ranges",
+    ),
     ("runs.spec", "runs.folder", "aggregation", "scores.reading"),
     ("runs.seals", "scores"),
     ("metrics", "intervals", "algorithms", "layers", "data.samples", "testing"),
