@@ -55,7 +55,7 @@ def _commit() -> str | None:
         return done.stdout.strip()
 
     try:
-        if Path(git("rev-parse", "--show-toplevel")) != here.parents[1]:
+        if Path(git("rev-parse", "--show-toplevel")) != here.parents[2]:
             return None
         return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
