@@ -234,6 +234,22 @@ class Federation:
         )
         return made.with_validation(share, seed) if share else made
 
+    def for_choosing(self) -> "Federation":
+        """The same federation without its test samples; the validation samples take their place."""
+        if not self.validation.any():
+            raise InputError("there are no validation samples to choose on: give validation=0.1, say")
+        kept = self.train + self.validation
+        segment, place = segments(kept)
+        index = (self.start[segment] + place).to(tensors(self.inputs)[0].device)
+        return replace(
+            self,
+            inputs=take(self.inputs, index),
+            targets=take(self.targets, index),
+            start=kept.cumsum(0) - kept,
+            test=self.validation,
+            validation=torch.zeros_like(self.validation),
+        )
+
     def with_validation(self, share: float, seed: int = 0) -> "Federation":
         """The same federation with a share of each client's samples taken from training for validation.
 

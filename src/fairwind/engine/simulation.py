@@ -260,6 +260,27 @@ class Simulation:
         # Copies, because everything is updated in place.
         return Checkpoint(self.round, {name: t.clone() for name, t in tensors.items()}, record)
 
+    def checkpoint_of(self, runs: Sequence[int]) -> Checkpoint:
+        """The same of some of the runs, for a simulation of these alone."""
+        whole = self.checkpoint()
+        views = [i for r in runs for i, view in enumerate(self.views) if view.run == r]
+        tensors: dict[str, Tensor] = {}
+        for name, value in whole.tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind in ("memory", "state"):
+                run, _, rest = rest.partition(".")
+                if int(run) in runs:
+                    tensors[".".join(filter(None, (kind, str(runs.index(int(run))), rest)))] = value
+            elif kind == "curves":
+                tensors[name] = value[:, views] if value.numel() else value
+            else:
+                tensors[name] = value[views if kind in ("loss", "score") else list(runs)]
+        lines = whole.record["history"]
+        history = [
+            lines[first + i] for first in range(0, len(lines), len(self.views)) for i in views
+        ]  # of each evaluation
+        return Checkpoint(whole.round, tensors, {**whole.record, "history": history})
+
     def _tensors(self) -> dict[str, Tensor]:
         names = "x", "loss0", "left_out", "stalled", "lowest"
         tensors = {name: getattr(self, name) for name in names}

@@ -1,0 +1,181 @@
+"""The result of a search: the choice, its cost, and how it does beside every default on the test part."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fairwind.algorithms import PAPER, REGISTRY, with_sets
+from fairwind.api import compare
+from fairwind.comparison import Comparison
+from fairwind.engine.settings import Settings
+from fairwind.engine.solver import Solver
+from fairwind.errors import InputError, in_range, python_numbers, unknown, whole
+from fairwind.runs.files import read_json, write_json
+from fairwind.runs.folder import held
+from fairwind.runs.recipe import Recipe
+from fairwind.task import Task
+from fairwind.tune.search import Aim, Search, Trial, search
+
+VALIDATION = 0.1  # share of the samples, where a federation has no validation part
+SEARCHED = "search.json"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The chosen algorithm, and how it was found."""
+
+    spec: str  #: The chosen algorithm with its parameters.
+    solver: Solver  #: The chosen local solver.
+    aim: str  #: What was searched for, in words.
+    trials: list[Trial]  #: All settings that were tried, in order.
+    cost: dict[str, float]  #: Of the search: rounds, sample_gradients, bytes_up, bytes_down.
+    compared: Comparison  #: The choice and every default on the test part, under other seeds.
+    path: Path | None = None
+    """The directory, if it was kept in one."""
+
+    @property
+    def choice(self) -> Trial:
+        """The trial that was chosen."""
+        return best(self.trials)
+
+    def to_pandas(self) -> Any:
+        """One row for each setting that was tried."""
+        import pandas
+
+        return pandas.DataFrame(self.trials)
+
+    def __repr__(self) -> str:
+        rounds = max(trial.rounds for trial in self.trials)
+        finished = sum(trial.rounds == rounds for trial in self.trials)
+        return (
+            f"{self.spec}, local learning rate {self.solver.lr:g}: {self.aim} of {len(self.trials)} settings "
+            f"on the validation samples.\n{finished} were trained for all {rounds} rounds; all of them took "
+            f"{self.cost['rounds']:,.0f} rounds, as many as {self.cost['rounds'] / rounds:.1f} whole runs.\n"
+            f"On the test samples, under new seeds:\n\n{self.compared!r}"
+        )
+
+
+def _say(text: str) -> None:
+    print(f"tune: {text}", file=sys.stderr, flush=True)
+
+
+def _quiet(text: str) -> None:
+    """Says nothing."""
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """Of those trained to the end, the first with the largest value."""
+    rounds = max(trial.rounds for trial in trials)
+    return max((trial for trial in trials if trial.rounds == rounds), key=lambda trial: trial.value)
+
+
+def tune(
+    task: Task,
+    algorithms: str | Sequence[str] = PAPER,
+    *,
+    aim: str = "worst30",
+    trials: int = 64,
+    seeds: Sequence[int] = (1, 2, 3),
+    search_seed: int = 0,
+    rounds: int | None = None,
+    solver: Solver | None = None,
+    local_rates: Sequence[float] = (),
+    out: str | Path | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Tuned:
+    """Searches an algorithm and its parameters for a task, and compares the choice with every default.
+
+    The aim is "average", "worst30", or "within=5": the best average whose worst 30 % is at most 5 points
+    away. Algorithms are names, whose parameters are searched, or specs, whose given parameters stay. The
+    search looks at validation samples only, which are taken from the training samples if the federation has
+    none; `seeds` are those of the final comparison on the test samples. `local_rates` are further local
+    learning rates to try. Settings train together, and two thirds leave at a third of the rounds, and so on.
+    With `out`, the same call goes on after a kill. The other options are those of `compare`.
+    """
+    say = _say if progress else _quiet
+    trials, search_seed = python_numbers((trials, search_seed))
+    whole(1, trials=trials)
+    whole(0, search_seed=search_seed)
+    names = tuple(dict.fromkeys(with_sets([algorithms] if isinstance(algorithms, str) else algorithms)))
+    for name in names:
+        if name.partition(":")[0] not in REGISTRY:
+            raise unknown("algorithm", name, REGISTRY)
+    if search_seed in seeds:
+        raise InputError(f"seed {search_seed} is the search's: give other seeds, or another search_seed")
+    if not task.federation.validation.any():
+        task = replace(task, federation=task.federation.with_validation(VALIDATION))
+        say(f"{VALIDATION:.0%} of each client's samples are taken from training for validation")
+    solver = solver or task.solver
+    rates = tuple(dict.fromkeys([solver.lr, *python_numbers(tuple(local_rates))]))
+    in_range(0, float("inf"), **{f"local_rates[{i}]": rate for i, rate in enumerate(rates)})
+    settings = Settings(rounds=rounds or task.rounds, solver=solver, **options)
+    folder = None if out is None else Path(out)
+    choosing = replace(task, federation=task.federation.for_choosing())
+    recipe = Recipe(task.source or task.name, names, (search_seed,), settings)
+    asked = Search(
+        choosing, names, Aim.read(aim), trials, settings.rounds, search_seed, rates, recipe, folder
+    )
+    found, cost = _searched(asked, say)
+    chosen = best(found)
+    say(f"{chosen.spec} is {asked.aim} on the validation samples")
+    if chosen.value < -1e8:
+        raise InputError(
+            "no setting is as fair as asked or none converged: allow more points, or more trials"
+        )
+    solver = replace(solver, lr=chosen.lr)
+    compared = compare(
+        task,
+        list(dict.fromkeys([chosen.spec, *names])),
+        seeds=seeds,
+        rounds=settings.rounds,
+        solver=solver,
+        out=None if folder is None else folder / "test",
+        progress=progress,
+        **options,
+    )
+    return Tuned(chosen.spec, solver, str(asked.aim), found, cost, compared, folder)
+
+
+def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict[str, float]]:
+    """The search, unless its directory has it already."""
+    if asked.folder is None:
+        return search(asked, say)
+    identity = _identity(asked)
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    with held(asked.folder):
+        place = asked.folder / SEARCHED
+        if place.exists():
+            content = read_json(place)
+            for name, value in identity.items():
+                if content["asked"].get(name) != value:
+                    raise InputError(
+                        f"{asked.folder} holds a search that differs in its {name}; give another out"
+                    )
+            if "trials" in content:
+                return [Trial(*each) for each in content["trials"]], content["cost"]
+        else:
+            write_json(place, {"asked": identity})
+        found, cost = search(asked, say)
+        write_json(place, {"asked": identity, "cost": cost, "trials": found})
+    return found, cost
+
+
+def _identity(asked: Search) -> dict[str, Any]:
+    """What a search that goes on must have in common with the one that was begun."""
+    simulation = replace(asked.settings, algorithms=("fedavg",)).build(asked.task)
+    known = asked.settings.with_digests(asked.task, simulation).to_json()
+    return {
+        "task": known["setup"],
+        "data": asked.task.federation.digest(),
+        "model": known["model"],
+        "algorithms": list(asked.algorithms),
+        "aim": str(asked.aim),
+        "trials": asked.trials,
+        "rounds": asked.rounds,
+        "seed": asked.seed,
+        "local rates": list(asked.rates),
+        "solver": known["settings"]["solver"],
+    }
