@@ -1,5 +1,6 @@
 """The result of a search: the choice, its cost, and how it does beside every default on the test part."""
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -143,7 +144,7 @@ def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], d
     """The search, unless its directory has it already."""
     if asked.folder is None:
         return search(asked, say)
-    identity = _identity(asked)
+    identity = json.loads(json.dumps(_identity(asked)))
     asked.folder.mkdir(parents=True, exist_ok=True)
     with held(asked.folder):
         place = asked.folder / SEARCHED

@@ -1,0 +1,235 @@
+"""The search: settings leave a stack unnoticed by others, kills cost nothing, test samples stay unread."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fairwind as fw
+from conftest import make_federation, make_model
+from fairwind import InputError, algorithms
+from fairwind.algorithms.ranges import ranges
+from fairwind.engine.executor import Run
+from fairwind.engine.settings import Settings
+from fairwind.engine.simulation import Simulation
+from fairwind.runs.spec import parameters
+from fairwind.tune import Aim, Tuned, search, tune, tuned
+
+SIZES = [30, 12, 60, 25, 18, 40, 90, 15]
+
+
+def task(**changes: Any) -> fw.Task:
+    federation = make_federation(SIZES).with_validation(0.2)
+    given = {"rounds": 36, "solver": fw.Solver(lr=0.1, batch_size=8)} | changes
+    return fw.Task(make_model, federation, **given)
+
+
+def tuned_quietly(asked: fw.Task, **options: Any) -> Tuned:
+    given = {"algorithms": ["fedavg", "adafedadam", "afl", "ditto"], "trials": 12, "compile": "off"}
+    return tune(asked, **{**given, "progress": False, **options})
+
+
+@pytest.fixture(scope="module")
+def result() -> Tuned:
+    return tuned_quietly(task())
+
+
+def test_every_default_is_where_it_is_searched() -> None:
+    """So that a search begins with the defaults, and cannot choose worse on the validation samples."""
+    for name, builder in algorithms.REGISTRY.items():
+        known = parameters(builder)
+        for key, where in ranges(builder).items():
+            assert where.low <= known[key][1] <= where.high, f"{name}:{key}"
+            assert where.low > 0 or not where.log
+            for end in (where.low, where.high):
+                algorithms.build(f"{name}:{key}={end:g}")
+
+
+def test_the_choice_is_the_best_of_those_trained_to_the_end(result: Tuned) -> None:
+    finished = [trial for trial in result.trials if trial.rounds == 36]
+    assert 1 <= len(finished) < len(result.trials) == 12
+    assert result.choice.value == max(trial.value for trial in finished)
+    assert result.spec == result.choice.spec
+    assert result.cost["rounds"] == sum(trial.rounds for trial in result.trials) < 12 * 36
+    assert result.compared.results["config"]["seeds"] == (1, 2, 3)
+    labels = [row["algorithm"] for row in result.compared.results["summary"]]
+    assert {result.spec, "fedavg", "adafedadam", "afl", "ditto"} <= set(labels)
+    assert result.spec in repr(result)
+
+
+def test_defaults_are_tried_first(result: Tuned) -> None:
+    """The first four are the four algorithms with their default parameters."""
+    for trial, name in zip(result.trials, ("fedavg", "adafedadam", "afl", "ditto"), strict=False):
+        default, tried = algorithms.build(name), algorithms.build(trial.spec)
+        assert trial.spec.startswith(name)
+        known = {key: value for key, (_, value) in parameters(algorithms.REGISTRY[name]).items()}
+        given = dict(item.split("=") for item in trial.spec.partition(":")[2].split(","))
+        assert all(float(value) == known[key] for key, value in given.items())
+        assert type(default) is type(tried)
+
+
+def test_a_trial_is_what_training_alone_gives(result: Tuned) -> None:
+    """On the validation samples, whatever was stacked beside it and has left since."""
+    asked = task()
+    choosing = replace(asked, federation=asked.federation.for_choosing())
+    for trial in (result.choice, result.trials[1]):
+        alone = fw.simulate(choosing, trial.spec, rounds=trial.rounds, compile="off", progress=False)
+        assert alone.metrics["avg"] == pytest.approx(trial.average, abs=1e-9)
+        assert alone.metrics["worst30"] == pytest.approx(trial.worst30, abs=1e-9)
+
+
+def poisoned(federation: fw.Federation) -> fw.Federation:
+    """The same federation with test samples that nobody can read without notice: infinite inputs."""
+    start, size = federation.part("test")
+    assert isinstance(federation.inputs, torch.Tensor)
+    assert isinstance(federation.targets, torch.Tensor)
+    inputs, targets = federation.inputs.clone(), federation.targets.clone()
+    for at, n in zip(start.tolist(), size.tolist(), strict=True):
+        inputs[at : at + n], targets[at : at + n] = torch.inf, 0
+    return replace(federation, inputs=inputs, targets=targets)
+
+
+def test_the_test_part_is_not_read_before_the_end(result: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = task()
+    bad = replace(asked, federation=poisoned(asked.federation))
+    before: list[Any] = []
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt  # the search is over, and nothing was chosen by the test part
+
+    def keep(found: Any, say: Any) -> Any:
+        before.append(search.search(found, say))
+        return before[0]
+
+    monkeypatch.setattr(tuned, "compare", stop)
+    monkeypatch.setattr(tuned, "search", keep)
+    with pytest.raises(KeyboardInterrupt):
+        tuned_quietly(bad)
+    assert before[0][0] == result.trials
+
+
+class KilledError(Exception):
+    """In place of a kill."""
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_search_that_was_killed_goes_on_to_the_same_trials(
+    moment: int, result: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when it says something for the n-th time. The second batch of six learns from the first."""
+    monkeypatch.setattr(search, "BATCH", 6)
+    whole = tuned_quietly(task(), out=tmp_path / "whole")
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) == moment + 1:
+            raise KilledError
+
+    monkeypatch.setattr(tuned, "_quiet", say)
+    with pytest.raises(KilledError):
+        tuned_quietly(task(), out=tmp_path / "killed")
+    again = tuned_quietly(task(), out=tmp_path / "killed")
+    assert again.trials == whole.trials
+    assert again.spec == whole.spec
+    assert again.cost == whole.cost
+    for one, other in zip(again.compared.runs, whole.compared.runs, strict=True):
+        assert torch.equal(one.score, other.score)
+
+
+def test_a_finished_search_is_read_back_and_another_is_refused(tmp_path: Path) -> None:
+    first = tuned_quietly(task(), out=tmp_path / "a", trials=5)
+    again = tuned_quietly(task(), out=tmp_path / "a", trials=5)
+    assert again.trials == first.trials
+    with pytest.raises(InputError, match="differs in its trials"):
+        tuned_quietly(task(), out=tmp_path / "a", trials=6)
+    with pytest.raises(InputError, match="differs in its data"):
+        tuned_quietly(
+            replace(task(), federation=make_federation(SIZES, seed=1).with_validation(0.2)),
+            out=tmp_path / "a",
+            trials=5,
+        )
+
+
+def test_local_rates_are_searched_too() -> None:
+    found = tuned_quietly(task(), algorithms="fedavg", local_rates=[0.01, 0.3], trials=9)
+    assert {trial.lr for trial in found.trials} == {0.1, 0.01, 0.3}
+    assert found.solver.lr == found.choice.lr
+
+
+def test_a_federation_without_validation_samples_gets_some() -> None:
+    asked = replace(task(), federation=make_federation(SIZES))
+    found = tuned_quietly(asked, algorithms="fedavg", trials=4)
+    assert found.compared.results["federation"]["validation_samples"] > 0
+
+
+def test_parameters_that_are_given_stay() -> None:
+    found = tuned_quietly(task(), algorithms=["adafedadam:alpha=2"], trials=6)
+    assert all("alpha=2" in trial.spec.split(":")[1].split(",") for trial in found.trials)
+    assert len({trial.spec for trial in found.trials}) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "worse", "better", "sign"),
+    [
+        ("average", (70.0, 60.0), (71.0, 10.0), 1),
+        ("worst30", (90.0, 60.0), (71.0, 61.0), 1),
+        ("average", (0.5, 0.9), (0.4, 2.0), -1),  # an error
+        ("worst30", (0.5, 0.9), (0.6, 0.8), -1),
+        ("within=5", (90.0, 84.0), (71.0, 66.0), 1),  # fair enough beats a better average
+        ("within=5", (70.0, 66.0), (71.0, 66.0), 1),
+        ("within=5", (90.0, 70.0), (60.0, 50.0), 1),  # where none is, the fairer one
+    ],
+)
+def test_aims(text: str, worse: tuple[float, float], better: tuple[float, float], sign: int) -> None:
+    aim = Aim.read(text)
+    assert aim.value(*better, sign) > aim.value(*worse, sign) > aim.value(None, None, sign)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"aim": "best"}, "none of average, worst30 and within=POINTS"),
+        ({"aim": "within=-1"}, "within"),
+        ({"trials": 0}, "trials"),
+        ({"algorithms": "fedavgg"}, "did you mean"),
+        ({"seeds": [0, 1]}, "seed 0 is the search's"),
+        ({"aim": "within=0.0001", "trials": 4}, "no setting is as fair as asked"),
+        ({"local_rates": [-1.0]}, "local_rates"),
+    ],
+)
+def test_mistakes_are_told(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tuned_quietly(task(), **options)
+
+
+TYPES = ("fedavg", "adafedadam", "fedprox", "scaffold", "feddyn", "mime", "ditto", "afl", "fedmgda", "aaggff")
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+def test_runs_that_stay_do_not_notice_those_that_leave(engine: Any) -> None:
+    """Every type of algorithm: states, memories, personal and averaged models go with their runs."""
+    settings = Settings(rounds=6, solver=fw.Solver(lr=0.1), engine=engine, compile="off", eval_every=2)
+
+    def made(labels: tuple[str, ...]) -> Simulation:
+        runs = [Run(label, algorithms.build(label), 0) for label in labels]
+        return Simulation(make_model, make_federation(SIZES), runs, settings)
+
+    whole, kept = made(TYPES), [1, 3, 4, 6, 7, 9]
+    whole.run()
+    first = made(TYPES)
+    for _ in range(3):
+        first.step()
+    smaller = made(tuple(TYPES[r] for r in kept))
+    smaller.restore(first.checkpoint_of(kept))
+    smaller.run()
+    assert torch.allclose(smaller.x, whole.x[kept], rtol=0, atol=1e-12)
+    views = [i for i, view in enumerate(whole.views) if view.run in kept]
+    assert [view.label for view in smaller.views] == [whole.views[i].label for i in views]
+    assert torch.equal(smaller.score, whole.score[views])
+    lines = [line for i, line in enumerate(whole.history) if i % len(whole.views) in views]
+    assert [(line["algorithm"], line["round"], line["avg"]) for line in smaller.history] == [
+        (line["algorithm"], line["round"], line["avg"]) for line in lines
+    ]
