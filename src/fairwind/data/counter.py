@@ -17,7 +17,7 @@ MASK = 0xFFFFFFFF
 BY_NUMPY = ("cpu",)  # types of devices
 
 # The purpose of a draw: the first key of every hash.
-SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, VALIDATION = range(1, 7)
+SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, VALIDATION, HELD_OUT = range(1, 8)
 
 
 def scramble(h: Number) -> Number:

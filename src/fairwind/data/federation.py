@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fairwind.data.counter import segments
+from fairwind.data.counter import HELD_OUT, fold, mix, segments
 from fairwind.data.given import Joined, joined, read_given
 from fairwind.data.groups import Groups, group_sizes, read_groups
 from fairwind.data.padding import Pad, as_samples
@@ -233,6 +233,55 @@ class Federation:
             validation=chosen,
         )
         return made.with_validation(share, seed) if share else made
+
+    def of_clients(self, clients: Tensor) -> "Federation":
+        """The federation of some of the clients, by their indices (n,), in that order."""
+        sizes = self.sizes[clients]
+        segment, place = segments(sizes)
+        index = (self.start[clients][segment] + place).to(tensors(self.inputs)[0].device)
+        chosen = clients.tolist()
+        return replace(
+            self,
+            inputs=take(self.inputs, index),
+            targets=take(self.targets, index),
+            start=sizes.cumsum(0) - sizes,
+            train=self.train[clients],
+            validation=self.validation[clients],
+            test=self.test[clients],
+            names=tuple(self.names[k] for k in chosen),
+            groups=tuple(self.groups[k] for k in chosen) if self.groups else (),
+        )
+
+    def held_out(self, share: float, seed: int = 0) -> tuple["Federation", "Federation"]:
+        """Two federations: the clients that train, and a share of all that is held out, drawn by the seed."""
+        share, seed = python_numbers((share, seed))
+        whole(0, seed=seed)
+        if not isinstance(share, int | float) or not 0 < share < 1:
+            raise InputError(f"new_clients={share!r} is out of range: a share of the clients lies in (0, 1)")
+        new = round(share * len(self))
+        if not 0 < new < len(self):
+            raise InputError(
+                f"new_clients={share:g} of {len(self)} clients is {new}: none is left of one kind"
+            )
+        order = torch.argsort(mix(fold(HELD_OUT, seed), torch.arange(len(self))), stable=True)
+        return self.of_clients(order[new:].sort().values), self.of_clients(order[:new].sort().values)
+
+    def pooled(self) -> "Federation":
+        """One client with the training samples of all, and no test samples: the data in one place."""
+        segment, place = segments(self.train)
+        index = (self.start[segment] + place).to(tensors(self.inputs)[0].device)
+        none = torch.zeros(1, dtype=torch.int64)
+        return replace(
+            self,
+            inputs=take(self.inputs, index),
+            targets=take(self.targets, index),
+            start=none,
+            train=self.train.sum()[None],
+            validation=none,
+            test=none,
+            names=("all",),
+            groups=(),
+        )
 
     def for_choosing(self) -> "Federation":
         """The same federation without its test samples; the validation samples take their place."""
