@@ -17,8 +17,8 @@ from conftest import CLASSES, DEVICE, FEATURES, Point, make_federation
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.aggregation import contribute, first_state, refuses
 from fairwind.contract import AnyAlgorithm, LocalAlgorithm, MemoryAlgorithm, Report
-from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
+from fairwind.engine.machine import compiler_found
 from fairwind.engine.server import is_elementwise
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError

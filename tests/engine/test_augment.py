@@ -19,8 +19,9 @@ from conftest import CLASSES, DEVICE, FEATURES, make_federation
 from exchanged import Exchange, simulated
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.data.counter import DROPOUT, fold, mix
-from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
+from fairwind.engine.machine import compiler_found
+from fairwind.engine.plan import Decision
 from fairwind.engine.simulation import Simulation
 from fairwind.layers import CountedRandomness
 from replay import Replayer
@@ -201,10 +202,10 @@ def test_chunks_hosts_neighbours_and_resuming_change_nothing(engine: str) -> Non
 
 
 def test_a_recorded_round_augments_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.data.counter.BY_NUMPY", ())
     plain = simulation(images(), ["adafedadam"], READY["both"])
+    plan = plain.plan._replace(graphs=Decision("rounds", "replayed on a CPU"))
     monkeypatch.setattr("fairwind.engine.stacked.executor.Graphs", Replayer)
-    recorded = simulation(images(), ["adafedadam"], READY["both"])
+    recorded = simulation(images(), ["adafedadam"], READY["both"], plan=plan)
     assert_together(plain, recorded, rounds=4, tolerance=0)
     assert recorded.executor.round_graphs.replays == 2
 
@@ -255,7 +256,7 @@ def test_what_cannot_be_stacked_runs_in_the_loop_and_is_seeded_too(augment: Call
         found.append(made.x)
         assert made.settings.engine == "loop"
         if augment is not mixing:
-            assert f"its augmentation ({augment.__name__}): RuntimeError: vmap" in made.choice.why
+            assert f"its augmentation ({augment.__name__}): RuntimeError: vmap" in made.plan.executor.why
     assert torch.equal(*found)
     plain = simulation(data, ["fedavg"], None, engine="loop")
     for _ in range(2):

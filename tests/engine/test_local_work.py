@@ -15,7 +15,7 @@ from exchanged import Exchange, simulated, task_of
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.cli.compare import Compare
 from fairwind.data.counter import EPOCHS, ORDER, fold, mix
-from fairwind.engine.backends.compiling import compiler_found
+from fairwind.engine.machine import compiler_found
 from fairwind.engine.schedule import Planner
 from fairwind.engine.simulation import Simulation
 from fairwind.runs.recipe import Recipe, changed_settings, settings_of

@@ -8,12 +8,11 @@ from torch.nn import functional as F
 from fairwind import Federation, algorithms
 from fairwind.aggregation import advance
 from fairwind.contract import Algorithm, AnyAlgorithm, Contribution, Report, Stateless
-from fairwind.engine import server
+from fairwind.engine import tuning
 from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.loop import learner
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.server import Server, is_elementwise
-from fairwind.layers import factored
 from fairwind.testing import reports, total
 
 
@@ -27,9 +26,8 @@ def test_a_step_in_blocks_is_the_same_to_the_bit(name: str, monkeypatch: pytest.
     report, delta = reports(5, seed=3)
     summed, sums, clients = total(algorithm, report, delta.repeat(1, 9))
     x = torch.randn(len(summed), generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(server, "BLOCK", 7)
-    monkeypatch.setattr(server, "LARGE", 1)
-    blocks = Server([Run(name, algorithm, 0)], x[None], workers=2)
+    monkeypatch.setattr(tuning, "MAX_CACHED_NUMBERS", 7)
+    blocks = Server([Run(name, algorithm, 0)], x.dtype, blocks=True, workers=2)
     assert blocks.in_blocks == [True]
     state = algorithm.init(x)
     for _ in range(3):
@@ -95,17 +93,17 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("samples", [3, 200])
 def test_the_norm_of_a_gradient_left_as_factors(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factored, "LARGE", 1)
+    monkeypatch.setattr(tuning, "MIN_FACTORED_NUMBERS_LOOP", 1)
     torch.manual_seed(0)
     model, ids, targets = Tied(), torch.randint(30, (samples, 5)), torch.randint(30, (samples,))
     weights = list(model.parameters())
     exact = torch.autograd.grad(F.cross_entropy(model(ids), targets), weights)
 
     data = Federation.from_clients([(ids, targets)], train=0.99)
-    plain = PlainModel(model, data)
+    plain = PlainModel.fitted(model, data)
     ours = learner.Learner(plain, factors=True)
     assert len(ours.layers) == 3
-    monkeypatch.setattr(learner, "PROBED", samples // 2)  # in several parts
+    monkeypatch.setattr(tuning, "MAX_LOOP_PROBED_SAMPLES", samples // 2)  # in several parts
     _, norm = ours.probe(lambda at: plain.evaluation_loss(ids[at], targets[at]), torch.arange(samples), None)
     assert not norm.requires_grad
     torch.testing.assert_close(norm.float(), torch.cat([g.view(-1) for g in exact]).norm(), rtol=1e-5, atol=0)

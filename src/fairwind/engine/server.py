@@ -19,27 +19,24 @@ from fairwind.contract import (
     PersonalAlgorithm,
     Report,
 )
+from fairwind.engine import tuning
 from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.workers import Workers
 from fairwind.layers.pointwise import Operations
 
 Summed = Algorithm[Any, Any] | LocalAlgorithm[Any, Any] | PersonalAlgorithm[Any, Any]
 
-BLOCK = 1 << 18  # parameters
-LARGE = 1 << 20  # parameters from which on it pays
-
 
 class Server:
     """The servers of all runs, which take their steps in place."""
 
-    def __init__(self, runs: Sequence[Run], models: Tensor, *, workers: int):
-        """For models (R, P)."""
+    def __init__(self, runs: Sequence[Run], dtype: torch.dtype, *, blocks: bool, workers: int):
+        """For models of this type, in `blocks` where that is possible."""
         self.runs = runs
-        large = models.device.type == "cpu" and models.shape[1] >= LARGE
         self.in_blocks = [
-            large
+            blocks
             and isinstance(run.algorithm, Algorithm | LocalAlgorithm | PersonalAlgorithm)
-            and is_elementwise(run.algorithm, models.dtype)
+            and is_elementwise(run.algorithm, dtype)
             for run in runs
         ]
         self.workers = Workers([None] * (workers if any(self.in_blocks) else 1))
@@ -56,9 +53,11 @@ class Server:
             return advance(algorithm, x, state, total, sums, clients, *more)
         new_x, new_state = torch.empty_like(x), type(state)(*map(torch.empty_like, state))
 
+        size = tuning.MAX_CACHED_NUMBERS
+
         @torch.no_grad()
         def work(begin: int, _: None) -> Tensor:
-            here = slice(begin, begin + BLOCK)
+            here = slice(begin, begin + size)
             part = type(state)(*(old[here] if old.ndim else old for old in state))
             found = step(algorithm, x[here], part, total[here], sums)
             new_x[here] = found[0]
@@ -66,7 +65,7 @@ class Server:
                 new[here if new.ndim else ()] = value
             return finite(found[0], *found[1])
 
-        moved = torch.stack([clients > 0, *self.workers.map(work, range(0, len(x), BLOCK))]).all()
+        moved = torch.stack([clients > 0, *self.workers.map(work, range(0, len(x), size))]).all()
         return (new_x, new_state, moved) if moved else (x, state, moved)
 
 
