@@ -13,7 +13,7 @@ import fairwind as fw
 from fairwind.engine.builder import build_engine
 from fairwind.engine.loop.executor import Loop
 from fairwind.engine.machine import Machine
-from fairwind.engine.plan import Counts, Decision, ExecutionPlan, StackedCounts, decide, place
+from fairwind.engine.plan import Case, Counts, Decision, ExecutionPlan, StackedCounts, decide, place
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.stacked.executor import Stacked
@@ -97,7 +97,8 @@ def decided(
     machine: Machine, settings: Settings, stacking: StackedCounts | str = STACKED, **counts: Any
 ) -> ExecutionPlan:
     """What is decided from counts alone: no model, no data, no device."""
-    return decide(settings, machine, place(settings, machine, 1000), COUNTS._replace(**counts), stacking)
+    case = Case(settings, machine, COUNTS._replace(**counts))
+    return decide(case, place(settings, machine, 1000), stacking)
 
 
 @pytest.mark.parametrize(

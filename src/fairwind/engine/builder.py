@@ -25,12 +25,12 @@ from fairwind.engine.machine import Machine, compute_type, gather
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import (
+    Case,
     Counts,
     ExecutionPlan,
     Placement,
     StackedCounts,
     decide,
-    factors_help,
     loop_surely,
     place,
     settled,
@@ -137,18 +137,17 @@ def _planned(
     placed: Placement,
 ) -> tuple[ExecutionPlan, StackedModel | None]:
     """The plan, and the stacked model if it has one."""
-    counts = _counts(plain, planner, runs)
-    stacked, stacking = None, loop_surely(settings, machine, counts)
+    case = Case(settings, machine, _counts(plain, planner, runs))
+    stacked, stacking = None, loop_surely(case)
     found: StackedCounts | str = stacking
     if not stacking:
         try:
-            factors = factors_help(settings, machine, counts)
             compute = compute_type(placed.precision.value)
-            stacked = stack(model, plain, planner.federation, compute=compute, factored=factors)
+            stacked = stack(model, plain, planner.federation, compute=compute, factored=case.factors_help)
             found = _stacked_counts(stacked, planner, runs, machine)
         except CannotStackError as error:
             found = f"the model cannot be stacked: {error}"
-    plan = decide(settings, machine, placed, counts, found)
+    plan = decide(case, placed, found)
     if machine.missing and machine.missing in plan.steps.why:
         warnings.warn(f"{machine.missing} was not found: steps run uncompiled, and slower", stacklevel=4)
     if plan.executor.value == "loop":

@@ -9,7 +9,6 @@ from torch import Tensor
 from fairwind.contract import CohortAlgorithm, PersonalAlgorithm
 from fairwind.data.counter import segments
 from fairwind.data.federation import Federation
-from fairwind.engine import tuning
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import Loss
 from fairwind.engine.memory import Memories
@@ -185,6 +184,9 @@ def judge_views(
     return tuple(torch.stack(each).cpu() for each in zip(*in_order, strict=True))
 
 
+MAX_CURVE_BYTES = 1 << 28
+
+
 class Curves:
     """The main score of each client in each run (R, K), round after round.
 
@@ -198,7 +200,7 @@ class Curves:
     def add(self, round: int, score: Tensor) -> None:
         self.rounds.append(round)
         self.values.append(score.float())
-        while len(self.rounds) > 2 and 4 * score.numel() * len(self.rounds) > tuning.MAX_CURVE_BYTES:
+        while len(self.rounds) > 2 and 4 * score.numel() * len(self.rounds) > MAX_CURVE_BYTES:
             self.rounds, self.values = self.rounds[::-2][::-1], self.values[::-2][::-1]
 
     def tensor(self) -> Tensor:

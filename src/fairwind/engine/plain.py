@@ -48,7 +48,7 @@ class PlainModel:
     counts: OperationCounter  # of a local step on one sample
     per_sample: int  # activations
     flops: int  # operations of a sample's forward pass
-    evaluated_numbers = tuning.MAX_EVALUATED_NUMBERS_CPU  # of a batch of test samples
+    evaluated_numbers = tuning.CPU.evaluated_numbers  # of a batch of test samples
 
     def __init__(self, model: nn.Module, device: torch.device, augmentation: Augmentation):
         """Without a loss and scores: see `fitted`."""

@@ -15,6 +15,10 @@ from fairwind.errors import InputError
 Value = TypeVar("Value", bound=str | int | float, covariant=True)
 Place = Literal["device", "host"]
 Steps = Literal["eager", "ahead-of-time", "torch.compile", "hand-written"]
+Gradients = Literal["dense", "factored"]
+Graphs = Literal["none", "steps", "rounds"]
+ServerStep = Literal["whole", "blocks"]
+Scored = Literal["all", "one"]
 
 
 class Decision(NamedTuple, Generic[Value]):
@@ -32,18 +36,18 @@ class ExecutionPlan(NamedTuple):
     precision: Decision[Precision]  #: Of local steps.
     executor: Decision[Engine]  #: "stacked" (all clients at once) or "loop" (one after another).
     steps: Decision[Steps]  #: "eager", "ahead-of-time" (compiled), "torch.compile" or "hand-written" (C++).
-    gradients: Decision[Literal["dense", "factored"]]  #: "factored" ones are never stored.
-    graphs: Decision[Literal["none", "steps", "rounds"]]  #: What is recorded as CUDA graphs.
+    gradients: Decision[Gradients]  #: "factored" ones are never stored.
+    graphs: Decision[Graphs]  #: What is recorded as CUDA graphs.
     workers: Decision[int]  #: Threads that share the clients.
     threads: Decision[int]  #: Threads of one kernel on a CPU.
     memory: Decision[float]  #: GiB for clients that train at once.
     client_vectors: Decision[Place]  #: Where vectors are that clients keep between rounds.
-    server: Decision[Literal["whole", "blocks"]]  #: How servers step through parameters.
-    scorer: Decision[Literal["all", "one"]]  #: How many models are evaluated at once.
+    server: Decision[ServerStep]  #: How servers step through parameters.
+    scorer: Decision[Scored]  #: How many models are evaluated at once.
 
     @property
-    def sizes(self) -> "Sizes":
-        return GPU if self.on_gpu else CPU
+    def sizes(self) -> tuning.Sizes:
+        return tuning.GPU if self.on_gpu else tuning.CPU
 
     @property
     def on_gpu(self) -> bool:
@@ -63,32 +67,6 @@ class ExecutionPlan(NamedTuple):
 
     def to_json(self) -> dict[str, dict[str, str | int | float]]:
         return {name: decision._asdict() for name, decision in self._asdict().items()}
-
-
-class Sizes(NamedTuple):
-    """How much is computed at once on a kind of device."""
-
-    evaluated_numbers: int  # activations of a batch of test samples
-    gram_numbers: int  # of updates that are multiplied
-    probed_samples: int  # of a client, at most
-    even_chunks: bool  # chunks of one size, so that all use the same memory
-    compile_seconds: float
-
-
-CPU = Sizes(
-    tuning.MAX_EVALUATED_NUMBERS_CPU,
-    tuning.MAX_GRAM_NUMBERS_CPU,
-    tuning.MAX_PROBED_SAMPLES_CPU,
-    even_chunks=False,
-    compile_seconds=tuning.AHEAD_OF_TIME_SECONDS,
-)
-GPU = Sizes(
-    tuning.MAX_EVALUATED_NUMBERS_GPU,
-    tuning.MAX_GRAM_NUMBERS_GPU,
-    tuning.MAX_PROBED_SAMPLES_GPU,
-    even_chunks=True,
-    compile_seconds=tuning.TORCH_COMPILE_SECONDS,
-)
 
 
 class Placement(NamedTuple):
@@ -121,23 +99,6 @@ class Counts(NamedTuple):
     replaces_functions: bool  # to draw random numbers, which slows down every operation
     draws_by_generator: bool  # from PyTorch's generators, which threads share
     large_layers: int  # dense layers whose gradient the loop need not store
-
-    @property
-    def step_flops(self) -> int:
-        """Of a local step, about: forward, and twice as much backward."""
-        return 3 * self.flops * self.batch_size
-
-    @property
-    def kernel_seconds(self) -> float:
-        """About how long a local step on a CPU is in kernels, beyond launching them."""
-        layers = tuning.LOOP_SECONDS_PER_CONVOLUTION * self.convolutions
-        layers += tuning.LOOP_SECONDS_PER_RECURRENT_LAYER * self.recurrent
-        return layers + tuning.LOOP_SECONDS_PER_FLOP * self.step_flops
-
-    @property
-    def fills_a_core(self) -> bool:
-        """Whether a local step on a CPU is long in kernels, during which other threads can run."""
-        return self.kernel_seconds >= tuning.MIN_THREADED_SECONDS
 
 
 class StackedCounts(NamedTuple):
@@ -177,67 +138,112 @@ def place(settings: Settings, machine: Machine, data_bytes: int) -> Placement:
     return Placement(device, Decision("host" if large else "device", why), precision)
 
 
-def loop_surely(settings: Settings, machine: Machine, counts: Counts) -> str:
+class Case(NamedTuple):
+    """What a plan is decided from."""
+
+    settings: Settings
+    machine: Machine
+    counts: Counts
+
+    @property
+    def workers(self) -> int:
+        return self.settings.workers or self.machine.cores
+
+    @property
+    def remedy(self) -> str:
+        """What to change if a setting needs the stacked executor, else empty."""
+        if self.settings.engine == "stacked":
+            return "engine=loop trains it"
+        if self.settings.precision == "bf16":
+            return "with precision=float32 it can train one client after another"
+        if self.machine.world > 1:
+            return "without torchrun it can train one client after another"
+        return ""
+
+    @property
+    def chosen_by_speed(self) -> bool:
+        return not self.machine.on_gpu and not self.remedy
+
+    @property
+    def factors_help(self) -> bool:
+        """Whether gradients of stacked clients may be left as factors."""
+        return not self.machine.on_gpu and self.counts.plain_sgd and self.settings.precision != "bf16"
+
+    @property
+    def step_flops(self) -> int:
+        """Of a local step, about: forward, and twice as much backward."""
+        return 3 * self.counts.flops * self.counts.batch_size
+
+    @property
+    def kernel_seconds(self) -> float:
+        """About how long a local step on a CPU is in kernels, beyond launching them."""
+        layers = tuning.LOOP_SECONDS_PER_CONVOLUTION * self.counts.convolutions
+        layers += tuning.LOOP_SECONDS_PER_RECURRENT_LAYER * self.counts.recurrent
+        return layers + tuning.LOOP_SECONDS_PER_FLOP * self.step_flops
+
+    @property
+    def fills_a_core(self) -> bool:
+        """Whether a local step on a CPU is long in kernels, during which other threads can run."""
+        return self.kernel_seconds >= tuning.MIN_THREADED_SECONDS
+
+    @property
+    def loop_seconds(self) -> float:
+        """Of a client that trains by itself, less some in its favour."""
+        launch = tuning.LOOP_SECONDS_PER_OPERATION
+        if self.counts.replaces_functions:
+            launch = tuning.LOOP_SECONDS_PER_REPLACED_OPERATION
+        seconds = tuning.LOOP_SECONDS_PER_CLIENT + launch * self.counts.operations + self.kernel_seconds
+        if self.fills_a_core:
+            seconds *= tuning.LOOP_SERIAL_SHARE + (1 - tuning.LOOP_SERIAL_SHARE) / self.workers
+        return tuning.SURE_LOOP_SHARE * seconds
+
+    def stacked_seconds(self, stacked: StackedCounts | None = None) -> float:
+        """Of one row; at least, as long as stacking was not tried."""
+        counts, share = self.counts, tuning.STACKED_SERIAL_SHARE
+        work = tuning.STACKED_SECONDS_PER_PARAMETER * counts.parameters
+        work += tuning.STACKED_SECONDS_PER_FLOP * self.step_flops
+        shared = share + (1 - share) / self.workers
+        if stacked is None:
+            return work * shared
+        numbers, compiled = 2 * counts.batch_size * stacked.per_sample, self.settings.compile == "on"
+        work += tuning.STACKED_SECONDS_PER_NUMBER * numbers
+        passing = counts.rows * (numbers + 5 * counts.parameters)
+        if compiled or passing >= tuning.MIN_NUMBERS_PER_LAUNCH * stacked.operations:
+            work *= shared
+        launching = tuning.STACKED_SECONDS_PER_OPERATION * stacked.operations / counts.rows
+        return work if compiled else work + launching
+
+    @property
+    def gains_nothing(self) -> str:
+        why = "a local step of this model keeps a core busy"
+        if not self.fills_a_core:
+            why = f"the clients at once ({self.counts.rows}) are few for the operations of a local step"
+        return f"on a CPU {why}, and stacking gains nothing"
+
+
+def loop_surely(case: Case) -> str:
     """Why clients train one after another, even if the model can be stacked; empty if that must be tried."""
-    if settings.engine == "loop":
+    if case.settings.engine == "loop":
         return "engine=loop"
-    if counts.own_optimizer:
-        known = "sgd, adam, adamw, rmsprop"
-        return f"{counts.own_optimizer} is not one of the optimizers that are stacked ({known})"
+    if own := case.counts.own_optimizer:
+        return f"{own} is not one of the optimizers that are stacked (sgd, adam, adamw, rmsprop)"
     # Trying is expensive for a large model, so it is left out where stacking cannot gain.
-    least = _stacked_work(counts) * _shared(tuning.STACKED_SERIAL_SHARE, _workers(settings, machine))
-    if _free(settings, machine) and _loop_seconds(settings, machine, counts) < least:
-        return _gains_nothing(counts)
+    if case.chosen_by_speed and case.loop_seconds < case.stacked_seconds():
+        return case.gains_nothing
     return ""
 
 
-def decide(
-    settings: Settings, machine: Machine, placed: Placement, counts: Counts, stacking: StackedCounts | str
-) -> ExecutionPlan:
+def decide(case: Case, placed: Placement, stacking: StackedCounts | str) -> ExecutionPlan:
     """The plan; `stacking` says why the model is not stacked, or counts what it is then."""
-    if isinstance(stacking, str) and (remedy := _needs_stacked(settings, machine)):
-        raise InputError(f"{stacking}; {remedy}")
-    executor = _executor(settings, machine, counts, stacking)
-    memory = _memory(settings, machine)
-    room = chunk_numbers(memory.value, counts.number_bytes)
-    client_vectors: Decision[Place] = Decision("device", "they fit")
-    if not counts.kept_numbers:
-        client_vectors = Decision("device", "there are none")
-    if machine.on_gpu and counts.kept_numbers > tuning.GPU_CLIENT_VECTORS_SHARE * room:
-        client_vectors = Decision("host", "they would take more than a quarter of the memory for clients")
-    server: Decision[Literal["whole", "blocks"]] = Decision("whole", "a model's vectors fit into the cache")
-    if machine.on_gpu:
-        server = Decision("whole", "a GPU takes it at once")
-    elif counts.parameters >= tuning.MIN_BLOCKED_PARAMETERS:
-        server = Decision("blocks", "they fit into the cache, a large model's vectors do not")
-    steps: Decision[Steps]
-    gradients: Decision[Literal["dense", "factored"]]
-    graphs: Decision[Literal["none", "steps", "rounds"]]
-    scorer: Decision[Literal["all", "one"]]
-    if isinstance(stacking, str) or executor.value == "loop":
-        workers, threads = loop_threads(settings, machine, counts)
-        steps = Decision("eager", "clients train one after another")
-        can_factor = not machine.on_gpu and counts.plain_sgd and not counts.mean_gradients
-        gradients = _gradients(can_factor, counts.large_layers)
-        graphs = Decision("none", "they are for stacked clients on a GPU")
-        scorer = Decision("one", "clients train one after another")
-    else:
-        steps = _steps(settings, machine, placed, counts, stacking, room)
-        launched = tuning.MIN_NUMBERS_PER_LAUNCH * stacking.operations
-        if steps.value == "eager" and not machine.on_gpu and settings.memory is None and launched > room:
-            gib = launched * counts.number_bytes / 2**30
-            memory = Decision(gib, "uncompiled steps have many operations to launch")
-        gradients = _gradients(factors_help(settings, machine, counts), stacking.factored_layers)
-        graphs = _graphs(machine, counts, hosted="host" in (placed.data.value, client_vectors.value))
-        asked = "one per core" if settings.workers is None else f"workers={settings.workers}"
-        workers = Decision(_workers(settings, machine), asked)
-        threads = Decision(1, "threads share the clients, not the kernels")
-        scorer = Decision("all", "their layers are computed together")
-        if machine.on_gpu and counts.flops >= tuning.MIN_SINGLE_SCORED_FLOPS:
-            scorer = Decision("one", "one model's batch fills the GPU")
-    return ExecutionPlan(
-        *placed, executor, steps, gradients, graphs, workers, threads, memory, client_vectors, server, scorer
-    )
+    if isinstance(stacking, str):
+        if case.remedy:
+            raise InputError(f"{stacking}; {case.remedy}")
+        return _loop(case, placed, stacking)
+    if case.settings.engine == "stacked":
+        return _stacked(case, placed, stacking, "engine=stacked")
+    if case.chosen_by_speed and case.loop_seconds < case.stacked_seconds(stacking):
+        return _loop(case, placed, case.gains_nothing)
+    return _stacked(case, placed, stacking, "the model can be stacked")
 
 
 def settled(settings: Settings, machine: Machine, plan: ExecutionPlan) -> Settings:
@@ -249,129 +255,106 @@ def settled(settings: Settings, machine: Machine, plan: ExecutionPlan) -> Settin
         engine=plan.executor.value,
         compile="off" if plan.steps.value == "eager" else "on",
         memory=plan.memory.value,
-        workers=_workers(settings, machine),
+        workers=settings.workers or machine.cores,
     )
 
 
-def factors_help(settings: Settings, machine: Machine, counts: Counts) -> bool:
-    """Whether gradients of stacked clients may be left as factors."""
-    return not machine.on_gpu and counts.plain_sgd and settings.precision != "bf16"
+def _loop(case: Case, placed: Placement, why: str) -> ExecutionPlan:
+    workers, threads = _loop_threads(case)
+    can_factor = not case.machine.on_gpu and case.counts.plain_sgd and not case.counts.mean_gradients
+    return ExecutionPlan(
+        *placed,
+        executor=Decision("loop", why),
+        steps=Decision("eager", "clients train one after another"),
+        gradients=_gradients(can_factor, case.counts.large_layers),
+        graphs=Decision("none", "they are for stacked clients on a GPU"),
+        workers=workers,
+        threads=threads,
+        memory=_memory(case),
+        client_vectors=_client_vectors(case),
+        server=_server(case),
+        scorer=Decision("one", "clients train one after another"),
+    )
 
 
-def loop_threads(settings: Settings, machine: Machine, counts: Counts) -> tuple[Decision[int], Decision[int]]:
+def _stacked(case: Case, placed: Placement, stacked: StackedCounts, why: str) -> ExecutionPlan:
+    settings, counts, memory, vectors = case.settings, case.counts, _memory(case), _client_vectors(case)
+    steps = _steps(case, placed, stacked)
+    gib = tuning.MIN_NUMBERS_PER_LAUNCH * stacked.operations * counts.number_bytes / 2**30
+    if steps.value == "eager" and not case.machine.on_gpu and settings.memory is None and gib > memory.value:
+        memory = Decision(gib, "uncompiled steps have many operations to launch")
+    scorer: Decision[Scored] = Decision("all", "their layers are computed together")
+    if case.machine.on_gpu and counts.flops >= tuning.MIN_SINGLE_SCORED_FLOPS:
+        scorer = Decision("one", "one model's batch fills the GPU")
+    asked = "one per core" if settings.workers is None else f"workers={settings.workers}"
+    return ExecutionPlan(
+        *placed,
+        executor=Decision("stacked", why),
+        steps=steps,
+        gradients=_gradients(case.factors_help, stacked.factored_layers),
+        graphs=_graphs(case, hosted="host" in (placed.data.value, vectors.value)),
+        workers=Decision(case.workers, asked),
+        threads=Decision(1, "threads share the clients, not the kernels"),
+        memory=memory,
+        client_vectors=vectors,
+        server=_server(case),
+        scorer=scorer,
+    )
+
+
+def _loop_threads(case: Case) -> tuple[Decision[int], Decision[int]]:
     """Worker threads that share the clients of the loop, and threads of each kernel."""
-    if machine.on_gpu:
+    counts, cores = case.counts, case.workers
+    if case.machine.on_gpu:
         return Decision(1, "the GPU computes"), Decision(1, "the GPU computes")
-    cores = _workers(settings, machine)
     if cores == 1:
-        why = "one core" if settings.workers is None else "workers=1"
+        why = "one core" if case.settings.workers is None else "workers=1"
         return Decision(1, why), Decision(1, why)
     # Several large models do not fit into the cache; small steps would wait for the GIL.
     alone = "kernels use the threads instead"
     if counts.rows < cores:
         return Decision(1, alone), Decision(cores, f"{counts.rows} clients are fewer than {cores} cores")
-    if counts.parameters >= tuning.MIN_LARGE_PARAMETERS or counts.step_flops >= tuning.MIN_LARGE_STEP_FLOPS:
+    if counts.parameters >= tuning.MIN_LARGE_PARAMETERS or case.step_flops >= tuning.MIN_LARGE_STEP_FLOPS:
         return Decision(1, alone), Decision(cores, "a large model's kernels fill all cores")
     one = Decision(1, "kernels are small")
     if counts.draws_by_generator:
         return Decision(1, "the model draws from PyTorch's generator, which threads share"), one
-    if not counts.fills_a_core:
+    if not case.fills_a_core:
         return Decision(1, "steps are so small that threads would wait for each other"), one
     return Decision(cores, "a local step keeps a core busy"), one
 
 
-def _executor(
-    settings: Settings, machine: Machine, counts: Counts, stacking: StackedCounts | str
-) -> Decision[Engine]:
-    if isinstance(stacking, str):
-        return Decision("loop", stacking)
-    if settings.engine == "stacked":
-        return Decision("stacked", "engine=stacked")
-    stacked = _stacked_seconds(settings, machine, counts, stacking)
-    if _free(settings, machine) and _loop_seconds(settings, machine, counts) < stacked:
-        return Decision("loop", _gains_nothing(counts))
-    return Decision("stacked", "the model can be stacked")
-
-
-def _needs_stacked(settings: Settings, machine: Machine) -> str:
-    """A remedy if a setting needs the stacked executor, else empty."""
-    if settings.engine == "stacked":
-        return "engine=loop trains it"
-    if settings.precision == "bf16":
-        return "with precision=float32 it can train one client after another"
-    if machine.world > 1:
-        return "without torchrun it can train one client after another"
-    return ""
-
-
-def _free(settings: Settings, machine: Machine) -> bool:
-    """Whether the executor is chosen by its speed."""
-    return not machine.on_gpu and not _needs_stacked(settings, machine)
-
-
-def _gains_nothing(counts: Counts) -> str:
-    why = "a local step of this model keeps a core busy"
-    if not counts.fills_a_core:
-        why = f"the clients at once ({counts.rows}) are few for the operations of a local step"
-    return f"on a CPU {why}, and stacking gains nothing"
-
-
-def _workers(settings: Settings, machine: Machine) -> int:
-    return settings.workers or machine.cores
-
-
-def _shared(serial_share: float, workers: int) -> float:
-    """The share of a step's time that is left with so many workers."""
-    return serial_share + (1 - serial_share) / workers
-
-
-def _loop_seconds(settings: Settings, machine: Machine, counts: Counts) -> float:
-    """Of a client that trains by itself, less some in its favour."""
-    launch = tuning.LOOP_SECONDS_PER_OPERATION
-    if counts.replaces_functions:
-        launch = tuning.LOOP_SECONDS_PER_REPLACED_OPERATION
-    seconds = tuning.LOOP_SECONDS_PER_CLIENT + launch * counts.operations + counts.kernel_seconds
-    if counts.fills_a_core:
-        seconds *= _shared(tuning.LOOP_SERIAL_SHARE, _workers(settings, machine))
-    return tuning.SURE_LOOP_SHARE * seconds
-
-
-def _stacked_seconds(settings: Settings, machine: Machine, counts: Counts, stacked: StackedCounts) -> float:
-    """Of one row."""
-    numbers, compiled = 2 * counts.batch_size * stacked.per_sample, settings.compile == "on"
-    work = tuning.STACKED_SECONDS_PER_NUMBER * numbers + _stacked_work(counts)
-    passing = counts.rows * (numbers + 5 * counts.parameters)
-    if compiled or passing >= tuning.MIN_NUMBERS_PER_LAUNCH * stacked.operations:
-        work *= _shared(tuning.STACKED_SERIAL_SHARE, _workers(settings, machine))
-    launching = tuning.STACKED_SECONDS_PER_OPERATION * stacked.operations / counts.rows
-    return work if compiled else work + launching
-
-
-def _stacked_work(counts: Counts) -> float:
-    """What a row takes at least, however many activations it has."""
-    of_weights = tuning.STACKED_SECONDS_PER_PARAMETER * counts.parameters
-    return of_weights + tuning.STACKED_SECONDS_PER_FLOP * counts.step_flops
-
-
-def _memory(settings: Settings, machine: Machine) -> Decision[float]:
-    if settings.memory is not None:
-        return Decision(settings.memory, f"memory={settings.memory:g}")
-    if machine.on_gpu:
-        return Decision(tuning.GPU_MEMORY_SHARE * machine.memory / 2**30, "a quarter of the GPU's memory")
+def _memory(case: Case) -> Decision[float]:
+    if case.settings.memory is not None:
+        return Decision(case.settings.memory, f"memory={case.settings.memory:g}")
+    if case.machine.on_gpu:
+        return Decision(
+            tuning.GPU_MEMORY_SHARE * case.machine.memory / 2**30, "a quarter of the GPU's memory"
+        )
     return Decision(tuning.CPU_MEMORY_GIB, "near the size of a CPU's cache")
 
 
-def _steps(
-    settings: Settings,
-    machine: Machine,
-    placed: Placement,
-    counts: Counts,
-    stacked: StackedCounts,
-    room: int,
-) -> Decision[Steps]:
+def _client_vectors(case: Case) -> Decision[Place]:
+    counts = case.counts
+    room = tuning.GPU_CLIENT_VECTORS_SHARE * chunk_numbers(_memory(case).value, counts.number_bytes)
+    if case.machine.on_gpu and counts.kept_numbers > room:
+        return Decision("host", "they would take more than a quarter of the memory for clients")
+    return Decision("device", "they fit" if counts.kept_numbers else "there are none")
+
+
+def _server(case: Case) -> Decision[ServerStep]:
+    if case.machine.on_gpu:
+        return Decision("whole", "a GPU takes it at once")
+    if case.counts.parameters >= tuning.MIN_BLOCKED_PARAMETERS:
+        return Decision("blocks", "they fit into the cache, a large model's vectors do not")
+    return Decision("whole", "a model's vectors fit into the cache")
+
+
+def _steps(case: Case, placed: Placement, stacked: StackedCounts) -> Decision[Steps]:
     """Compiled if that saves more time than it takes."""
+    settings, machine, counts = case
     how: Steps = "torch.compile" if machine.on_gpu else "ahead-of-time"
-    takes = (GPU if machine.on_gpu else CPU).compile_seconds
+    takes = (tuning.GPU if machine.on_gpu else tuning.CPU).compile_seconds
     if stacked.handwritten != "none":
         how = "hand-written"
     if stacked.handwritten == "all":
@@ -384,8 +367,10 @@ def _steps(
         a_round = tuning.SAVED_SECONDS_PER_NUMBER * numbers * counts.mean_steps
         a_round = 0.0 if stacked.recurrent_layers and slow else a_round
     else:
-        calls = max(counts.most_steps, int(numbers // room * counts.mean_steps))
-        a_round = tuning.SAVED_SECONDS_PER_CALL * calls
+        room = chunk_numbers(_memory(case).value, counts.number_bytes)
+        a_round = tuning.SAVED_SECONDS_PER_CALL * max(
+            counts.most_steps, int(numbers // room * counts.mean_steps)
+        )
     saved, what = settings.rounds * a_round, f"compiling takes about {takes:.0f} s, and saves about"
     if saved < takes:
         return Decision("eager", f"{what} {saved:.2g} s in {settings.rounds} rounds")
@@ -394,23 +379,21 @@ def _steps(
     return Decision(how, f"{what} {saved:.0f} s in {settings.rounds} rounds")
 
 
-def _gradients(possible: bool, layers: int) -> Decision[Literal["dense", "factored"]]:
+def _gradients(possible: bool, layers: int) -> Decision[Gradients]:
     if possible and layers:
         return Decision("factored", f"{layers} large dense layer{'s' * (layers > 1)}")
     return Decision("dense", "no large dense layer" if possible else "factors are for plain SGD on a CPU")
 
 
-def _graphs(
-    machine: Machine, counts: Counts, *, hosted: bool
-) -> Decision[Literal["none", "steps", "rounds"]]:
-    if not machine.on_gpu:
+def _graphs(case: Case, *, hosted: bool) -> Decision[Graphs]:
+    if not case.machine.on_gpu:
         return Decision("none", "they are for stacked clients on a GPU")
     if hosted:
         return Decision("steps", "what is kept on the host is copied in every round")
-    if not counts.summed:
+    if not case.counts.summed:
         return Decision("steps", "servers that see all updates decide on the host")
-    if machine.world > 1:
+    if case.machine.world > 1:
         return Decision("steps", "processes exchange sums in every round")
-    if not counts.repeats:
+    if not case.counts.repeats:
         return Decision("steps", "other clients or steps in every round")
     return Decision("rounds", f"all rounds are alike; if of up to {tuning.MAX_GRAPH_STEPS} steps, else these")
