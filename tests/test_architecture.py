@@ -39,7 +39,7 @@ ENGINE = (
     ("plain", "schedule", "executor"),
     ("stacked.gradients",),
     ("stacked.model", "local", "memory"),
-    ("stacked.steps", "stacked.chunks", "checks", "server"),
+    ("stacked.steps", "stacked.chunks", "checks"),
     ("evaluation", "stacked.workspace", "stacked.sums", "loop"),
     ("backends", "extras"),
     ("stacked",),

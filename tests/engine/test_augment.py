@@ -15,12 +15,11 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 import fairwind as fw
-from conftest import CLASSES, DEVICE, FEATURES, make_federation
+from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation
 from exchanged import Exchange, simulated
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.data.counter import DROPOUT, fold, mix
 from fairwind.engine.executor import Run
-from fairwind.engine.machine import compiler_found
 from fairwind.engine.plan import Decision
 from fairwind.engine.simulation import Simulation
 from fairwind.layers import CountedRandomness

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from answers import answering, run, training
+from conftest import compiler_found
 from fairwind.engine.backends import cache, compiling
-from fairwind.engine.machine import compiler_found
 from forked import Ended
 
 pytestmark = pytest.mark.skipif(not compiler_found(torch.device("cpu")), reason="needs a C++ compiler")

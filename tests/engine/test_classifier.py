@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import CLASSES, DEVICE, FEATURES
+from conftest import CLASSES, DEVICE, FEATURES, compiler_found
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.engine.backends.backend import compile_steps
 from fairwind.engine.backends.classifier import Classifier, applies
 from fairwind.engine.executor import Run
-from fairwind.engine.machine import compiler_found
 from fairwind.engine.simulation import Simulation
 from simulations import SOLVERS, assert_together, simulation
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
+from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
-from fairwind.engine.machine import compiler_found
 from fairwind.engine.simulation import Simulation
 from simulations import SOLVERS, assert_together, dropout_model, simulation
 

@@ -5,10 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from conftest import CLASSES, FEATURES, make_federation
+from conftest import CLASSES, FEATURES, compiler_found, make_federation
 from fairwind import Federation, algorithms
 from fairwind.engine import tuning
-from fairwind.engine.machine import compiler_found
 from fairwind.engine.plan import Decision, ExecutionPlan
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.tuning import MIN_FACTORED_NUMBERS_STACKED as LEAST

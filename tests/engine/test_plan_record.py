@@ -157,7 +157,6 @@ def test_a_plan_of_a_gpu() -> None:
         "threads": 1,
         "memory": 16.0,
         "client_vectors": "device",
-        "server": "whole",
         "scorer": "all",
     }
 
@@ -213,7 +212,6 @@ def test_a_model_that_must_be_stacked_and_cannot_is_refused(
     [
         ("gradients", "dense", {"width": 1 << 13}),
         ("gradients", "dense", {"width": 1 << 13, "engine": "loop"}),
-        ("server", "blocks", {}),
         ("scorer", "one", {}),
         ("workers", 2, {"workers": 1}),
         ("threads", 2, {"engine": "loop"}),

@@ -93,10 +93,6 @@ def missing_compiler(device: torch.device) -> str:
     return "" if compiler() else CPP_COMPILER
 
 
-def compiler_found(device: torch.device) -> bool:
-    return not missing_compiler(device)
-
-
 def seed_generators(device: torch.device, seed: int) -> None:
     """Seeds PyTorch's generators of the host and a device; `torch.manual_seed` takes some 400 µs for all."""
     torch.default_generator.manual_seed(seed)

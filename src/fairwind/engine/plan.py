@@ -17,7 +17,6 @@ Place = Literal["device", "host"]
 Steps = Literal["eager", "ahead-of-time", "torch.compile", "hand-written"]
 Gradients = Literal["dense", "factored"]
 Graphs = Literal["none", "steps", "rounds"]
-ServerStep = Literal["whole", "blocks"]
 Scored = Literal["all", "one"]
 
 
@@ -42,7 +41,6 @@ class ExecutionPlan(NamedTuple):
     threads: Decision[int]  #: Threads of one kernel on a CPU.
     memory: Decision[float]  #: GiB for clients that train at once.
     client_vectors: Decision[Place]  #: Where vectors are that clients keep between rounds.
-    server: Decision[ServerStep]  #: How servers step through parameters.
     scorer: Decision[Scored]  #: How many models are evaluated at once.
 
     @property
@@ -272,7 +270,6 @@ def _loop(case: Case, placed: Placement, why: str) -> ExecutionPlan:
         threads=threads,
         memory=_memory(case),
         client_vectors=_client_vectors(case),
-        server=_server(case),
         scorer=Decision("one", "clients train one after another"),
     )
 
@@ -297,7 +294,6 @@ def _stacked(case: Case, placed: Placement, stacked: StackedCounts, why: str) ->
         threads=Decision(1, "threads share the clients, not the kernels"),
         memory=memory,
         client_vectors=vectors,
-        server=_server(case),
         scorer=scorer,
     )
 
@@ -340,14 +336,6 @@ def _client_vectors(case: Case) -> Decision[Place]:
     if case.machine.on_gpu and counts.kept_numbers > room:
         return Decision("host", "they would take more than a quarter of the memory for clients")
     return Decision("device", "they fit" if counts.kept_numbers else "there are none")
-
-
-def _server(case: Case) -> Decision[ServerStep]:
-    if case.machine.on_gpu:
-        return Decision("whole", "a GPU takes it at once")
-    if case.counts.parameters >= tuning.MIN_BLOCKED_PARAMETERS:
-        return Decision("blocks", "they fit into the cache, a large model's vectors do not")
-    return Decision("whole", "a model's vectors fit into the cache")
 
 
 def _steps(case: Case, placed: Placement, stacked: StackedCounts) -> Decision[Steps]:

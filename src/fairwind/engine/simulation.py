@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairwind.aggregation import first_state, refuses
+from fairwind.aggregation import advance, advance_seeing, first_state, refuses
+from fairwind.contract import CohortAlgorithm, GramAlgorithm
 from fairwind.data.federation import Federation
 from fairwind.engine.builder import build_engine
 from fairwind.engine.checkpoint import Checkpoint
@@ -19,7 +20,6 @@ from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.machine import products
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import ALONE, Ranks
-from fairwind.engine.server import Server
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError
 from fairwind.metrics import by_group, fairness, finite
@@ -70,8 +70,6 @@ class Simulation:
         states = [first_state(run.algorithm, x, clients) for run, x in zip(self.runs, self.x, strict=True)]
         # Written in place: no two may share memory, or a replayed round would use stale values.
         self.states = [type(state)(*(t.to(self.x.device, copy=True) for t in state)) for state in states]
-        blocks, workers = self.plan.server.value == "blocks", self.settings.workers or 1
-        self.server = Server(self.runs, self.x.dtype, blocks=blocks, workers=workers)
         shape = len(self.runs), clients
         self.loss0 = torch.full(shape, torch.nan, dtype=torch.float64, device=self.x.device)
         self.left_out, self.stalled = torch.zeros(2, shape[0], dtype=torch.int64, device=self.x.device)
@@ -134,12 +132,21 @@ class Simulation:
         assert shared is not None
         return shared(self.states[r])
 
+    def _stepped(self, r: int, outcome: RoundSums) -> tuple[Tensor, Any, Tensor]:
+        """A run's next model and state, and whether they changed."""
+        algorithm, x, state = self.runs[r].algorithm, self.x[r], self.states[r]
+        if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+            held = outcome.held[r]
+            return advance_seeing(algorithm, x, state, held.cohort(), held.gram, held.summed)
+        more = (outcome.more[r],) if r in outcome.more else ()
+        return advance(algorithm, x, state, outcome.total[r], outcome.sums[r], outcome.used[r], *more)
+
     @torch.no_grad()
     def _advance(self, outcome: RoundSums) -> None:
         """The servers' steps, in place."""
         stepped = []
         for r, run in enumerate(self.runs):
-            stepped.append(self.server.advance(r, self.x[r], self.states[r], outcome))
+            stepped.append(self._stepped(r, outcome))
             check_shapes(run.label, self.states[r], stepped[-1][1])
         for r, (x, state, moved) in enumerate(stepped):
             self.x[r] = x

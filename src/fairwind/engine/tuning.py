@@ -22,7 +22,7 @@ GPU = Sizes(1 << 28, 1 << 26, 256, even_chunks=True, compile_seconds=60)
 
 # What is computed at once on any device.
 MAX_LOOP_PROBED_SAMPLES = 512  # of a client in the loop, which pads nothing; not measured
-MAX_CACHED_NUMBERS = 1 << 18  # of vectors that several operations pass over; ablation.py: server
+MAX_CACHED_NUMBERS = 1 << 18  # of vectors that several operations pass over; not measured
 MAX_SUMMED_UPDATES = 8  # added in the model's type before their sum goes on in float64; not measured
 MAX_REPORTED_CLIENTS = 64  # of the loop, whose reports and coefficients are computed at once,
 MAX_REPORTED_NUMBERS = 1 << 20  # and numbers of their updates, which are kept until then; zoo_speed.py
@@ -72,7 +72,6 @@ SAVED_SECONDS_PER_NUMBER = 3e-12  # that a row holds in a step on a GPU, where p
 MIN_FACTORED_NUMBERS_STACKED = 1 << 14  # of a weight whose gradient is not stored; ablation.py: 1.2 to 1.3×
 MIN_FACTORED_NUMBERS_LOOP = 1 << 16  # the same in the loop; ablation.py: 1.2×
 MAX_CLASSIFIER_BYTES = 1 << 20  # of the weight of hand-written steps, for the cache; ablation.py: 2.3 to 2.5×
-MIN_BLOCKED_PARAMETERS = 1 << 20  # of a model whose server steps in blocks; ablation.py: server
 MIN_SINGLE_SCORED_FLOPS = 10**7  # of a sample, with which one model fills a GPU; results/resnet-h200.json
 
 # Layers on a GPU; results/engine-h200, results/sent140-h200.json

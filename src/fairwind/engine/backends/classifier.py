@@ -19,7 +19,7 @@ from fairwind.engine.local import Rules
 from fairwind.engine.solver import Solver
 from fairwind.engine.stacked.model import StackedModel
 from fairwind.engine.stacked.steps import Batches, Rows
-from fairwind.layers.pointwise import Operations
+from fairwind.layers.tracing import Operations
 
 KINDS = {"training": 0, "personal": 0, "gradient": 1, "loss": 2}  # as in the C++
 TYPES = {torch.float32: "float", torch.float64: "double"}
