@@ -59,8 +59,8 @@ def simulation(federation: Federation, names: list[str], augment: Any, **options
     runs = [Run(name, algorithms.build(name), seed) for name in names for seed in (0, 1)]
     own = {"rounds": 6, "compile": "off", "engine": "stacked", "device": DEVICE, "workers": 1}
     own["solver"] = Solver(lr=0.1, batch_size=4)
-    model = options.pop("model", network)
-    made = Simulation(model, federation, runs, Settings(**own | options), augment=augment)
+    model, plan = options.pop("model", network), options.pop("plan", None)
+    made = Simulation(model, federation, runs, Settings(**own | options), augment=augment, plan=plan)
     made.start()
     return made
 
