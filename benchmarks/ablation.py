@@ -2,152 +2,89 @@
 
     python benchmarks/ablation.py [NAMES] [--repeats 5] [--json benchmarks/results/ablation-cpu.json]
 
-A path that gains less than 1.15 times on the work that it was made for is to go. Paths of a GPU have no
-entry here: what was recorded there is in benchmarks/results/engine-h200.
+A path is switched off in the execution plan. One that gains less than 1.15 times on the work that it was made
+for is to go. Paths of a GPU have no entry here: what was recorded there is in benchmarks/results/engine-h200.
 """
 
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 from engine import cost, taken
 from fairwind import Settings, algorithms
 from fairwind.engine.executor import Run
-from fairwind.engine.plan import Decision
+from fairwind.engine.plan import Decision, ExecutionPlan
 from fairwind.engine.simulation import Simulation
-from fairwind.engine.stacked.model import StackedModel
 from fairwind.runs.environment import environment
 from tasks import TASKS
 
 SECONDS = 1.5  # of a measurement, about
 
 
-@contextmanager
-def stored_gradients_stacked() -> Iterator[None]:
-    def dense(*given: Any, **options: Any) -> StackedModel:
-        return StackedModel(*given, **{**options, "factored": False})
-
-    with patch("fairwind.engine.plan.StackedModel", dense):
-        yield
-
-
-@contextmanager
-def stored_gradients_in_the_loop() -> Iterator[None]:
-    with patch("fairwind.engine.loop.learner.factored", lambda module: []):
-        yield
-
-
-@contextmanager
-def no_handwritten_steps() -> Iterator[None]:
-    with patch("fairwind.engine.backends.backend.has_handwritten_step", lambda *given: False):
-        yield
-
-
-@contextmanager
-def whole_server_steps() -> Iterator[None]:
-    with patch("fairwind.engine.server.is_elementwise", lambda *given: False):
-        yield
-
-
-@contextmanager
-def counters_by_torch() -> Iterator[None]:
-    with patch("fairwind.data.counter.BY_NUMPY", ()):
-        yield
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    with patch("fairwind.engine.builder.loop_threads", lambda *given: (Decision(1, ""), Decision(1, ""))):
-        yield
-
-
 class Ablation(NamedTuple):
     """A special path, and the work that it was made for."""
 
     what: str
-    without: Callable[[], Any] | None  # None: without compiled steps
+    without: Mapping[str, str | int]  # parts of the plan, and what they are without it
     task: str
     runs: Sequence[str]
     seeds: int = 1
-    compile: str = "off"
-    engine: str = "auto"
+    settings: Mapping[str, Any] = MappingProxyType({"compile": "off"})
 
 
 PAPER = tuple(algorithms.PAPER)
+ONE = ("adafedadam",)
+DENSE, COMPILED = {"gradients": "dense"}, {"compile": "on"}
+ONE_THREAD = {"workers": 1, "threads": 1}
+LOOP = {"compile": "off", "engine": "loop"}
 PATHS = {
-    "factored": Ablation(
-        "factored gradients, stacked, compiled", stored_gradients_stacked, "femnist", ["adafedadam"], 1, "on"
-    ),
-    "factored-15": Ablation("the same, 15 runs", stored_gradients_stacked, "femnist", PAPER, 3, "on"),
+    "factored": Ablation("factored gradients, compiled", DENSE, "femnist", ONE, 1, COMPILED),
+    "factored-15": Ablation("the same, 15 runs", DENSE, "femnist", PAPER, 3, COMPILED),
     "factored-modified": Ablation(
-        "the same, FedProx and SCAFFOLD",
-        stored_gradients_stacked,
-        "femnist",
-        ["fedprox", "scaffold"],
-        1,
-        "on",
+        "the same, FedProx and SCAFFOLD", DENSE, "femnist", ("fedprox", "scaffold"), 1, COMPILED
     ),
-    "factored-eager": Ablation("the same, uncompiled", stored_gradients_stacked, "femnist", ["adafedadam"]),
-    "factored-loop": Ablation(
-        "factored gradients, loop", stored_gradients_in_the_loop, "leaf", ["adafedadam"], 1, "off", "loop"
-    ),
+    "factored-eager": Ablation("the same, uncompiled", DENSE, "femnist", ONE),
+    "factored-loop": Ablation("factored gradients, loop", DENSE, "leaf", ONE, 1, LOOP),
     "classifier": Ablation(
-        "hand-written C++ for linear classifiers", no_handwritten_steps, "synthetic", ["adafedadam"], 1, "on"
+        "hand-written steps of linear classifiers", {"steps": "ahead-of-time"}, "synthetic", ONE, 1, COMPILED
     ),
-    "classifier-15": Ablation("the same, 15 runs", no_handwritten_steps, "synthetic", PAPER, 3, "on"),
-    "compiled": Ablation("steps compiled ahead of time", None, "femnist", ["adafedadam"], 1, "on"),
-    "server": Ablation(
-        "the server's step in blocks", whole_server_steps, "leaf", ["adafedadam"], 1, "off", "loop"
+    "classifier-15": Ablation(
+        "the same, 15 runs", {"steps": "ahead-of-time"}, "synthetic", PAPER, 3, COMPILED
     ),
-    "numpy": Ablation(
-        "counter-based random numbers by NumPy", counters_by_torch, "synthetic", ["adafedadam"], 1, "on"
-    ),
-    "threads": Ablation("threads of the loop", one_thread, "leaf", ["adafedadam"], 1, "off", "loop"),
-    "workers": Ablation("worker threads of the loop", one_thread, "lstm", ["adafedadam"], 1, "off", "loop"),
+    "compiled": Ablation("steps compiled ahead of time", {"steps": "eager"}, "femnist", ONE, 1, COMPILED),
+    "threads": Ablation("threads of the loop", ONE_THREAD, "leaf", ONE, 1, LOOP),
+    "workers": Ablation("worker threads of the loop", ONE_THREAD, "lstm", ONE, 1, LOOP),
 }
 
 
-def simulation(path: Ablation, *, compiled: str) -> Simulation:
+def simulation(path: Ablation, plan: ExecutionPlan | None = None) -> Simulation:
     task = TASKS[path.task]
-    settings = Settings(solver=task.solver, rounds=1000, compile=compiled, engine=path.engine, device="cpu")  # type: ignore[arg-type]
+    settings = Settings(solver=task.solver, rounds=1000, device="cpu", **path.settings)
     runs = [Run(name, algorithms.build(name), seed) for name in path.runs for seed in range(path.seeds)]
-    made = Simulation(task.model, task.data(task.few), runs, settings)
+    made = Simulation(task.model, task.data(task.few), runs, settings, plan=plan)
     for _ in range(2):
         made.step()
     return made
 
 
 def measure(path: Ablation, repeats: int) -> dict[str, Any]:
-    ours = simulation(path, compiled=path.compile)
-    if path.without is None:
-        other = simulation(path, compiled="off")
-        within: Any = None
-    else:
-        within = path.without
-        with within():
-            other = simulation(path, compiled=path.compile)
+    ours = simulation(path)
+    switched: dict[str, Any] = {part: Decision(value, "ablation") for part, value in path.without.items()}
+    other = simulation(path, ours.plan._replace(**switched))
     rounds = max(1, int(SECONDS / taken(ours.step)))
-    pairs = []
-    for _ in range(repeats):
-        fast = cost(ours, rounds)
-        if within is None:
-            slow = cost(other, rounds)
-        else:
-            with within():
-                slow = cost(other, rounds)
-        pairs.append((slow, fast))
+    pairs = [(cost(other, rounds), cost(ours, rounds)) for _ in range(repeats)]
     ratios = [slow / fast for slow, fast in pairs]
     return {
         "what": path.what,
         "task": TASKS[path.task].title,
         "algorithms": list(path.runs),
         "runs": len(path.runs) * path.seeds,
-        "plan": str(ours.plan.steps.value),
+        "with": {part: getattr(ours.plan, part).value for part in path.without},
+        "without": dict(path.without),
         "ratio": statistics.median(ratios),
         "low": min(ratios),
         "high": max(ratios),

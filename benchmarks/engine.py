@@ -30,8 +30,8 @@ from fairwind import Federation, Settings, algorithms
 from fairwind.contract import Probe
 from fairwind.data.samples import mapped, take
 from fairwind.engine.executor import Run
+from fairwind.engine.machine import products
 from fairwind.engine.modules import forward_operations
-from fairwind.engine.precision import products
 from fairwind.engine.simulation import Simulation
 from fairwind.runs.environment import environment
 from tasks import TASKS, Task
@@ -220,7 +220,7 @@ def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[
             "task": task.title,
             "clients": clients,
             "runs": len(runs),
-            "engine": str(ours.choice),
+            "engine": ours.plan.order,
             "precision": settings.precision,
             "compile": ours.settings.compile,
             "ratio": ratio,
@@ -242,13 +242,13 @@ def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[
             f"  {title}: {ratio:.2f}× the loop ({1e6 * slow:.0f} → {1e6 * fast:.2f} µs a client-step, "
             + (f"without probes {1e6 * alone:.2f}; " if training else "")
             + f"{result['run_round_ms']:.2f} ms a round and run)\n"
-            f"    {ours.choice}\n"
+            f"    {ours.plan.order}\n"
             f"    evaluation {1e3 * evaluation:.0f} ms; building and first rounds {built:.1f} s\n"
             f"    floor: arithmetic {1e6 * arithmetic:.2f} µs, memory {1e6 * memory:.2f} µs"
             + (f"; training at {max(arithmetic, memory) / alone:.0%} of it" if training else ""),
             flush=True,
         )
-        alone_is_enough = ours.choice.stacked is None  # more runs only take longer
+        alone_is_enough = ours.stacked is None  # more runs only take longer
         del ours, loop, training
         if on_gpu:
             torch.cuda.empty_cache()

@@ -75,7 +75,7 @@ def measure(
     pairs = [(loop.cost(["gradient"]), cost(ours, rounds)) for _ in range(repeats)]
     return {
         "module": specimen.name,
-        "engine": str(ours.choice),
+        "engine": ours.plan.order,
         "ratio": statistics.median(slow / fast for slow, fast in pairs),
         "low": min(slow / fast for slow, fast in pairs),
         "loop_us": 1e6 * statistics.median(slow for slow, _ in pairs),

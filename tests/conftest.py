@@ -5,11 +5,16 @@ import torch
 from torch import Tensor, nn
 
 from fairwind import Federation
+from fairwind.engine.machine import missing_compiler
 
 torch.set_num_threads(1)  # the tests run side by side
 
 FEATURES, CLASSES = 5, 3
 DEVICE = os.environ.get("FAIRWIND_TEST_DEVICE", "cpu")  # the engine's tests run on any
+
+
+def compiler_found(device: torch.device) -> bool:
+    return not missing_compiler(device)
 
 
 def make_federation(sizes: list[int], seed: int = 0, dtype: torch.dtype = torch.float64) -> Federation:

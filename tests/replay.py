@@ -40,8 +40,8 @@ class Recording(TorchDispatchMode):
 class Replayer:
     """What CUDA graphs are on a GPU."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.on = True
+    def __init__(self, device: torch.device, *, on: bool) -> None:
+        self.on = on
         self.recorded: dict[Hashable, Recording | None] = {}
         self.replays = 0
 

@@ -27,10 +27,10 @@ def simulation(federation: Federation, names: list[str], seeds: list[int], **opt
     built = {name: algorithms.build(name) for name in names}
     runs = [Run(name, algorithm, seed) for name, algorithm in built.items() for seed in seeds]
     model = options.pop("model", make_model)
-    loss = options.pop("loss", cross_entropy)
+    loss, plan = options.pop("loss", cross_entropy), options.pop("plan", None)
     own = {"rounds": 6, "eval_every": 2, "compile": "off", "engine": "stacked", "device": DEVICE}
     own["workers"] = 1
-    made = Simulation(model, federation, runs, Settings(**own | options), loss=loss, ranks=join())
+    made = Simulation(model, federation, runs, Settings(**own | options), loss=loss, ranks=join(), plan=plan)
     made.start()
     return made
 

@@ -9,16 +9,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairwind"
 
 # From the bottom up: a folder or module may import what comes before it, and itself. The longest name counts.
 LAYERS = (
-    ("runs.hints",),
-    (
-        "errors",
-        "runs.files",
-        "runs.progress",
-        "data.counter",
-        "contract",
-        "algorithms.simplex",
-        "algorithms.ranges",
-    ),
+    ("runs.hints", "engine.tuning"),
+    ("errors", "runs.files", "runs.progress", "data.counter", "contract", "algorithms.simplex"),
+    ("algorithms.ranges",),
     ("runs.spec", "runs.folder", "aggregation", "scores.reading"),
     ("runs.seals", "scores"),
     ("metrics", "intervals", "algorithms", "layers", "data.samples", "testing"),
@@ -39,13 +32,15 @@ LAYERS = (
 
 # The same within a package.
 ENGINE = (
-    ("precision", "workers", "ranks", "layout", "solver", "checkpoint", "modules"),
-    ("losses", "augmentation", "round_updates"),
-    ("settings", "plain", "schedule", "executor"),
-    ("backends.cache", "backends.native", "backends.graphs", "stacked.gradients"),
+    ("tuning",),
+    ("workers", "ranks", "layout", "solver", "checkpoint", "modules"),
+    ("settings", "backends.cache", "backends.native", "backends.graphs"),
+    ("machine",),
+    ("losses", "augmentation", "plan", "round_updates"),
+    ("plain", "schedule", "executor"),
+    ("stacked.gradients",),
     ("stacked.model", "local", "memory"),
-    ("plan",),
-    ("stacked.steps", "stacked.chunks", "checks", "server"),
+    ("stacked.steps", "stacked.chunks", "checks"),
     ("evaluation", "stacked.workspace", "stacked.sums", "loop"),
     ("backends", "extras"),
     ("stacked",),

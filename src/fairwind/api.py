@@ -15,9 +15,8 @@ from fairwind import setups
 from fairwind.algorithms import REGISTRY, with_sets
 from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import AnyAlgorithm, is_algorithm
-from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import join
-from fairwind.engine.settings import DataOn, Engine, Settings, Switch
+from fairwind.engine.settings import DataOn, Engine, Precision, Settings, Switch
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line, in_range, python_numbers, shown
 from fairwind.errors import unknown as unknown_name

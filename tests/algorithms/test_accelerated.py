@@ -10,16 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fairwind.engine.server import is_elementwise
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from conftest import CLASSES, DEVICE, FEATURES, Point, make_federation
+from conftest import CLASSES, DEVICE, FEATURES, Point, compiler_found, make_federation
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.aggregation import contribute, first_state, refuses
 from fairwind.contract import AnyAlgorithm, LocalAlgorithm, MemoryAlgorithm, Report
-from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
-from fairwind.engine.server import is_elementwise
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.testing import check_algorithm, client_numbers, rehearse, reports

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 from command import ENV, called, fairwind, lines, wait_for
+from conftest import compiler_found
 from fairwind import __version__ as fairwind_version
 from fairwind import algorithms
 from fairwind.cli import COMMANDS
-from fairwind.engine.backends.compiling import compiler_found
 
 QUICK = ["--compile", "off", "--checkpoint-every", "0", "--eval-every", "2"]
 SMALL = "synthetic:clients=12,features=5,classes=3"

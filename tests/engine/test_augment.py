@@ -15,12 +15,12 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 import fairwind as fw
-from conftest import CLASSES, DEVICE, FEATURES, make_federation
+from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation
 from exchanged import Exchange, simulated
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.data.counter import DROPOUT, fold, mix
-from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
+from fairwind.engine.plan import Decision
 from fairwind.engine.simulation import Simulation
 from fairwind.layers import CountedRandomness
 from replay import Replayer
@@ -59,8 +59,8 @@ def simulation(federation: Federation, names: list[str], augment: Any, **options
     runs = [Run(name, algorithms.build(name), seed) for name in names for seed in (0, 1)]
     own = {"rounds": 6, "compile": "off", "engine": "stacked", "device": DEVICE, "workers": 1}
     own["solver"] = Solver(lr=0.1, batch_size=4)
-    model = options.pop("model", network)
-    made = Simulation(model, federation, runs, Settings(**own | options), augment=augment)
+    model, plan = options.pop("model", network), options.pop("plan", None)
+    made = Simulation(model, federation, runs, Settings(**own | options), augment=augment, plan=plan)
     made.start()
     return made
 
@@ -201,10 +201,10 @@ def test_chunks_hosts_neighbours_and_resuming_change_nothing(engine: str) -> Non
 
 
 def test_a_recorded_round_augments_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.data.counter.BY_NUMPY", ())
     plain = simulation(images(), ["adafedadam"], READY["both"])
+    plan = plain.plan._replace(graphs=Decision("rounds", "replayed on a CPU"))
     monkeypatch.setattr("fairwind.engine.stacked.executor.Graphs", Replayer)
-    recorded = simulation(images(), ["adafedadam"], READY["both"])
+    recorded = simulation(images(), ["adafedadam"], READY["both"], plan=plan)
     assert_together(plain, recorded, rounds=4, tolerance=0)
     assert recorded.executor.round_graphs.replays == 2
 
@@ -255,7 +255,7 @@ def test_what_cannot_be_stacked_runs_in_the_loop_and_is_seeded_too(augment: Call
         found.append(made.x)
         assert made.settings.engine == "loop"
         if augment is not mixing:
-            assert f"its augmentation ({augment.__name__}): RuntimeError: vmap" in made.choice.why
+            assert f"its augmentation ({augment.__name__}): RuntimeError: vmap" in made.plan.executor.why
     assert torch.equal(*found)
     plain = simulation(data, ["fedavg"], None, engine="loop")
     for _ in range(2):

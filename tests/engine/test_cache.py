@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from answers import answering, run, training
+from conftest import compiler_found
 from fairwind.engine.backends import cache, compiling
 from forked import Ended
 
-pytestmark = pytest.mark.skipif(
-    not compiling.compiler_found(torch.device("cpu")), reason="needs a C++ compiler"
-)
+pytestmark = pytest.mark.skipif(not compiler_found(torch.device("cpu")), reason="needs a C++ compiler")
 OTHER = 12345  # a user's number
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 

@@ -9,9 +9,8 @@ from torch import nn
 
 from conftest import CLASSES, DEVICE, FEATURES, make_federation
 from fairwind import Federation, algorithms
-from fairwind.engine.plan import LAUNCHED
+from fairwind.engine import tuning
 from fairwind.engine.ranks import ALONE
-from fairwind.engine.stacked import chunks
 from fairwind.layers import OperationCounter
 from simulations import assert_together, simulation
 
@@ -35,10 +34,10 @@ def test_operations_are_counted() -> None:
 def test_uncompiled_chunks_hold_more_the_more_operations_a_step_has(ragged: Federation) -> None:
     deep = {"names": ["adafedadam"], "seeds": [0], "model": deep_model}
     uncompiled = simulation(ragged, **deep, compile="off")
-    operations = uncompiled.choice.stacked.operations
+    operations = uncompiled.stacked.operations
     assert operations > 40 * 10  # several for each layer, forward and backward
-    assert uncompiled.executor.cutter.budget == operations * LAUNCHED
-    assert uncompiled.settings.memory == operations * LAUNCHED * 8 / 2**30
+    assert uncompiled.executor.cutter.budget == operations * tuning.MIN_NUMBERS_PER_LAUNCH
+    assert uncompiled.settings.memory == operations * tuning.MIN_NUMBERS_PER_LAUNCH * 8 / 2**30
     assert simulation(ragged, **deep, compile="on").settings.memory == 1 / 32
     assert simulation(ragged, **deep, compile="off", memory=1 / 64).settings.memory == 1 / 64
     assert simulation(ragged, ["adafedadam"], [0], compile="off").settings.memory == 1 / 32  # few operations
@@ -52,12 +51,12 @@ def test_uncompiled_chunks_hold_more_the_more_operations_a_step_has(ragged: Fede
 def test_workers_do_not_share_rows_whose_operations_mostly_take_launching(
     ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "WORTH", 1)
+    monkeypatch.setattr(tuning, "MIN_SHARED_NUMBERS", 1)
     cutter = simulation(ragged, ["adafedadam"], [0], model=deep_model, workers=2).executor.cutter
     cutter.begin(0, ALONE)
     rows = cutter.rows("training")
     assert [len(part) for part in cutter.cut("training", rows)] == [len(ragged)]
-    cutter.compiled = True
+    cutter.launched = 0  # as with compiled steps
     assert [len(part) for part in cutter.cut("training", rows)] == [len(ragged) // 2] * 2
 
 

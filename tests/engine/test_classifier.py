@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import CLASSES, DEVICE, FEATURES
+from conftest import CLASSES, DEVICE, FEATURES, compiler_found
 from fairwind import Federation, Settings, Solver, algorithms
-from fairwind.engine.backends.backend import compile_steps, has_handwritten_step
-from fairwind.engine.backends.classifier import Classifier
-from fairwind.engine.backends.compiling import compiler_found
+from fairwind.engine.backends.backend import compile_steps
+from fairwind.engine.backends.classifier import Classifier, applies
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from simulations import SOLVERS, assert_together, simulation
@@ -102,7 +101,7 @@ def test_it_knows_modified_steps(names: list[str], kinds: set[str], recwarn: pyt
     quick = compiled(eager, model, data)
     quick.executor.uncompiled = False  # other kinds of steps would take long to compile
     for kind in kinds:
-        compile_steps(kind, [quick.executor.workers.states[0][kind]], quick.settings.solver)
+        compile_steps("hand-written", kind, [quick.executor.workers.states[0][kind]], quick.settings.solver)
     assert {kind for kind, used in uses(quick).items() if used} == kinds
     assert_together(eager, quick, rounds=3)
     assert not recwarn.list
@@ -234,7 +233,8 @@ def test_which_steps_it_takes(
 
 
 def applied(made: Simulation, kind: str) -> bool:
-    return has_handwritten_step(kind, made.executor.workers.states[0][kind], made.settings.solver)
+    workspace = made.executor.workers.states[0][kind]
+    return applies(kind, workspace.model, workspace.data, workspace.rules, made.settings.solver)
 
 
 def test_short_runs_are_compiled_too_because_it_takes_seconds() -> None:

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
+from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from fairwind import Federation, InputError, Settings, Solver, algorithms
-from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from simulations import SOLVERS, assert_together, dropout_model, simulation
@@ -110,7 +109,7 @@ def test_a_model_that_insists_on_float32_is_told_of_precision() -> None:
 
 
 def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(ragged: Federation, monkeypatch) -> None:
-    monkeypatch.setattr("fairwind.engine.builder.compiler_found", lambda device: False)
+    monkeypatch.setattr("fairwind.engine.machine.missing_compiler", lambda device: "g++")
     runs = [Run("mean", algorithms.fedavg(), 0)]
     short = Simulation(make_model, ragged, runs, Settings(rounds=2, device=DEVICE))
     assert short.settings.compile == "off"

@@ -16,7 +16,7 @@ import torch
 from test_cache import DAMAGES
 
 from answers import answering, run, training
-from fairwind.engine.backends.compiling import compiler_found
+from conftest import compiler_found
 from forked import Ended, Moment, killed, operations
 
 pytestmark = [

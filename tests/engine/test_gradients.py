@@ -5,17 +5,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from conftest import CLASSES, FEATURES, make_federation
+from conftest import CLASSES, FEATURES, compiler_found, make_federation
 from fairwind import Federation, algorithms
-from fairwind.engine.backends.compiling import compiler_found
+from fairwind.engine import tuning
+from fairwind.engine.plan import Decision, ExecutionPlan
 from fairwind.engine.simulation import Simulation
-from fairwind.engine.stacked.model import LARGE
+from fairwind.engine.tuning import MIN_FACTORED_NUMBERS_STACKED as LEAST
 from simulations import SOLVERS, assert_together, simulation
 
 
 @pytest.fixture(autouse=True)
 def _small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.engine.stacked.model.LARGE", 1)
+    monkeypatch.setattr(tuning, "MIN_FACTORED_NUMBERS_STACKED", 1)
 
 
 def on_cpu(federation: Federation, names: tuple[str, ...] = algorithms.PAPER, **options: object):
@@ -30,7 +31,7 @@ def on_cpu(federation: Federation, names: tuple[str, ...] = algorithms.PAPER, **
 @pytest.mark.parametrize("memory", [None, 1e-6])
 def test_the_loop_is_what_factors_give(ragged: Federation, solver: str, memory: float | None) -> None:
     stacked, loop = on_cpu(ragged, solver=SOLVERS[solver], memory=memory)
-    assert list(stacked.choice.stacked.factored) == ([0, 2] if SOLVERS[solver].plain else [])
+    assert list(stacked.stacked.factored) == ([0, 2] if SOLVERS[solver].plain else [])
     assert_together(stacked, loop)
 
 
@@ -156,19 +157,18 @@ class Hooked(Net):
     ],
 )
 def test_only_what_is_used_once_for_each_sample_is_left_as_factors(
-    ragged: Federation, monkeypatch: pytest.MonkeyPatch, model: type[nn.Module], factored: list[str]
+    ragged: Federation, model: type[nn.Module], factored: list[str]
 ) -> None:
     ragged.inputs[0] = 0
 
-    def made() -> Simulation:
+    def made(plan: ExecutionPlan | None = None) -> Simulation:
         names = ["fedavg", "qfedavg", "adafedadam"]
-        return simulation(ragged, names, [0, 1], device="cpu", model=lambda: model().double())
+        return simulation(ragged, names, [0, 1], device="cpu", model=lambda: model().double(), plan=plan)
 
     left = made()
-    assert list(left.choice.stacked.factored.values()) == factored
-    monkeypatch.setattr("fairwind.engine.stacked.model.LARGE", 1 << 40)
-    formed = made()
-    assert not formed.choice.stacked.factored
+    assert list(left.stacked.factored.values()) == factored
+    formed = made(left.plan._replace(gradients=Decision("dense", "for comparison")))
+    assert not formed.stacked.factored
     assert_together(left, formed, rounds=3)
     torch.testing.assert_close(left.loss, formed.loss, equal_nan=True)
 
@@ -181,7 +181,7 @@ def test_frozen_layers_dropout_and_no_bias(ragged: Federation) -> None:
         return nn.Sequential(*layers).double()
 
     stacked, loop = on_cpu(ragged, model=model)
-    assert list(stacked.choice.stacked.factored.values()) == ["2", "4"]
+    assert list(stacked.stacked.factored.values()) == ["2", "4"]
     assert_together(stacked, loop, rounds=3)
     assert stacked.state_dict(0).keys() == model().state_dict().keys()
 
@@ -189,7 +189,7 @@ def test_frozen_layers_dropout_and_no_bias(ragged: Federation) -> None:
 @pytest.mark.skipif(not compiler_found(torch.device("cpu")), reason="needs a compiler")
 def test_compiled(ragged: Federation) -> None:
     stacked, loop = on_cpu(ragged, ("fedavg", "fednova"), compile="on")
-    assert stacked.choice.stacked.factored
+    assert stacked.stacked.factored
     assert_together(stacked, loop, rounds=3)
 
 
@@ -203,11 +203,11 @@ def test_a_row_that_has_finished_stays_even_if_its_inputs_overflow() -> None:
         return nn.Sequential(*layers).double()
 
     s = simulation(federation, ["fedavg"], [0], solver=SOLVERS["sgd"], device="cpu", model=model)
-    assert s.choice.stacked.factored
+    assert s.stacked.factored
     s.step()
     assert s.left_out.tolist() == [0]
 
 
 def test_small_weights_are_not_worth_it(ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.engine.stacked.model.LARGE", LARGE)
-    assert not on_cpu(ragged)[0].choice.stacked.factored
+    monkeypatch.setattr(tuning, "MIN_FACTORED_NUMBERS_STACKED", LEAST)
+    assert not on_cpu(ragged)[0].stacked.factored

@@ -7,17 +7,14 @@ from torch import nn
 from conftest import DEVICE
 from fairwind import Federation, algorithms
 from fairwind.contract import CohortAlgorithm, GramAlgorithm
+from fairwind.engine import tuning
 from fairwind.engine.losses.loss import cross_entropy
+from fairwind.engine.plan import Decision
 from fairwind.engine.simulation import Simulation
 from replay import Replayer
 from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation
 
 SEEING = CohortAlgorithm | GramAlgorithm  # whose servers decide on the host
-
-
-@pytest.fixture(autouse=True)
-def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.data.counter.BY_NUMPY", ())
 
 
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64))
@@ -42,9 +39,11 @@ def recorded_pair(
 ) -> tuple[Simulation, Simulation, Replayer]:
     """The same simulation twice, one of which records its rounds."""
     plain = simulation(federation, names, [0, 1], workers=1, **options)
+    graphs = Decision("rounds" if plain.planner.repeats else "steps", "replayed on a CPU")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairwind.engine.stacked.executor.Graphs", Replayer)
-        recorded = simulation(federation, names, [0, 1], workers=1, **options)
+        plan = plain.plan._replace(graphs=graphs)
+        recorded = simulation(federation, names, [0, 1], workers=1, plan=plan, **options)
     return plain, recorded, recorded.executor.round_graphs
 
 
@@ -76,7 +75,7 @@ def test_a_round_that_ran_short_of_memory_is_not_the_one_recorded(
 
 
 def test_a_round_too_long_to_record_is_taken_step_by_step(ragged: Federation, monkeypatch) -> None:
-    monkeypatch.setattr("fairwind.engine.stacked.executor.LONG", 3)
+    monkeypatch.setattr(tuning, "MAX_GRAPH_STEPS", 3)
     plain, recorded, replayer = recorded_pair(ragged, ["adafedadam"])
     assert_together(plain, recorded, rounds=5, tolerance=0)
     assert replayer.replays == 0
@@ -86,7 +85,7 @@ def test_a_round_too_long_to_record_is_taken_step_by_step(ragged: Federation, mo
 @pytest.mark.parametrize("counts", [3, 128])
 def test_recorded_steps_are_the_steps(ragged: Federation, monkeypatch, counts: int) -> None:
     """Whoever takes part, and however long: a step is replayed for its number of rows, or rounded up."""
-    monkeypatch.setattr("fairwind.engine.stacked.executor.COUNTS", counts)
+    monkeypatch.setattr(tuning, "MAX_GRAPH_ROW_COUNTS", counts)
     options = {"solver": SOLVERS["uneven"], "participation": 0.7, "model": dropout_model}
     plain, recorded, _ = recorded_pair(ragged, list(algorithms.PAPER), **options)
     replayer = recorded.executor.step_graphs
@@ -99,7 +98,7 @@ def test_steps_recorded_once_rounds_are_not_share_their_memory(ragged: Federatio
     def pools() -> set[tuple[int, int]]:
         return {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}
 
-    monkeypatch.setattr("fairwind.engine.stacked.executor.LONG", 0)
+    monkeypatch.setattr(tuning, "MAX_GRAPH_STEPS", 0)
     s = simulation(ragged, ["fedavg"], [0])
     before = pools()
     for _ in range(5):

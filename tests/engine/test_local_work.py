@@ -10,12 +10,11 @@ from test_plan import FEDERATION, client_batches
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
+from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from exchanged import Exchange, simulated, task_of
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.cli.compare import Compare
 from fairwind.data.counter import EPOCHS, ORDER, fold, mix
-from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.schedule import Planner
 from fairwind.engine.simulation import Simulation
 from fairwind.runs.recipe import Recipe, changed_settings, settings_of

@@ -140,14 +140,14 @@ def test_training_is_that_of_a_hand_written_loop(case: Case, batch_size: int) ->
         counted = ~judged.isnan()
         torch.testing.assert_close(judged[counted], losses[counted], rtol=1e-8, atol=1e-10)
         assert counted.sum() >= 3
-    assert not found["loop"].choice.stacked
+    assert not found["loop"].stacked
 
 
 @pytest.mark.filterwarnings("ignore:reduction")
 @pytest.mark.parametrize("case", [case for case in CASES if not case.stacks], ids=lambda case: case.name)
 def test_what_cannot_be_padded_trains_one_client_after_another(case: Case) -> None:
-    chosen = simulation_of(case, "auto", 4).choice
-    assert chosen.engine == "loop"
+    chosen = simulation_of(case, "auto", 4).plan.executor
+    assert chosen.value == "loop"
     assert "cannot be stacked" in chosen.why
 
 

@@ -38,7 +38,7 @@ def test_stacked_it_is_pytorchs(ragged: Federation, name: str) -> None:
 def test_any_optimiser_of_pytorchs_trains_one_client_after_another(ragged: Federation, optimizer) -> None:
     s = simulation(ragged, NAMES, [0], solver=Solver(lr=0.01, optimizer=optimizer), engine="auto")
     assert s.settings.engine == "loop"
-    assert "is not one of the optimizers that are stacked" in s.choice.why
+    assert "is not one of the optimizers that are stacked" in s.plan.executor.why
     start = s.x.clone()
     s.step()
     assert not torch.allclose(s.x, start)

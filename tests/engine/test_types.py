@@ -146,8 +146,8 @@ def test_a_model_with_large_layers(ragged: Federation, names: list[str], compile
     options = {"solver": SOLVERS["sgd"], "model": model}
     one = simulated(ragged, names, engine="stacked", compile=compile, **options)
     other = simulated(ragged, names, engine="loop", **options)
-    assert one.choice.stacked is not None
-    assert one.choice.stacked.factored or DEVICE != "cpu"
+    assert one.stacked is not None
+    assert one.stacked.factored or DEVICE != "cpu"
     assert_together(one, other, rounds=2)
 
 
@@ -200,7 +200,7 @@ def test_personal_models_are_evaluated_beside_the_global_one(ragged: Federation)
 
 
 def test_updates_that_do_not_fit_are_refused(ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.engine.checks._memory", lambda device: 1000)
+    monkeypatch.setattr("fairwind.engine.machine.device_memory", lambda device: 1000)
     with pytest.raises(InputError, match="by_angle sees all updates of a round at once"):
         simulated(ragged, ["fedavg", "by_angle"])
     simulated(ragged, ["fedavg", "scaffold"])

@@ -58,7 +58,7 @@ def test_a_users_module_trains(name: str) -> None:
         with pytest.raises(InputError, match=r"cannot be stacked.*engine=loop trains it"):
             simulation(specimen, "stacked")
         chosen = simulation(specimen, "auto")
-        assert chosen.choice.stacked is None
+        assert chosen.stacked is None
         return
     stacked = simulation(specimen, "stacked")
     stacked.run()

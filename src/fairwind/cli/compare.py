@@ -25,9 +25,8 @@ from fairwind.cli.options import (
     described,
 )
 from fairwind.cli.terminal import say
-from fairwind.engine.precision import Precision
 from fairwind.engine.ranks import find, join
-from fairwind.engine.settings import DataOn, Engine, Settings, Switch
+from fairwind.engine.settings import DataOn, Engine, Precision, Settings, Switch
 from fairwind.errors import InputError, in_range
 from fairwind.runs.directory import RunDirectory
 from fairwind.runs.folder import check_free, explaining, held, new_directory

@@ -18,9 +18,9 @@ from fairwind.cli.terminal import err, out, say
 from fairwind.data import store
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source
-from fairwind.engine.precision import Precision
+from fairwind.engine.machine import gather
 from fairwind.engine.ranks import find
-from fairwind.engine.settings import Settings, Switch, resolve
+from fairwind.engine.settings import Precision, Settings, Switch
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, in_range, unknown
 from fairwind.paper import theory
@@ -102,7 +102,7 @@ class Training:
         digest = cache(self.digest)
         jobs = [] if self.report_only else missing(panels, finished, self.where, digest, **options)
         if jobs:  # what this machine has not is refused before the first of them
-            resolve(Settings(device=self.device, precision=self.precision))
+            gather(Settings(device=self.device, precision=self.precision))
         failed = self._train(jobs, out_dir)
         finished, _ = read_runs(out_dir, *self.runs)
         for study in chosen:

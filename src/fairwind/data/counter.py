@@ -5,16 +5,14 @@ it, not on the chunks, not on interruptions. Works on Python integers, int64 ten
 integers.
 """
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 Number = TypeVar("Number", int, Tensor)
 
 MASK = 0xFFFFFFFF
-BY_NUMPY = ("cpu",)  # types of devices
 
 # The purpose of a draw: the first key of every hash.
 SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, VALIDATION, HELD_OUT = range(1, 8)
@@ -33,15 +31,6 @@ def scramble(h: Number) -> Number:
 def mix(h: Number | int, key: Number | int) -> Number:
     """The hash `h` (32 bits) continued by one more key."""
     return scramble(h + key + 0x9E3779B9 & MASK)  # type: ignore[type-var,return-value]
-
-
-def mixed(h: Tensor, key: Tensor) -> Tensor:
-    """`mix` of tensors; by NumPy on a CPU, where few numbers take it a fraction of the time."""
-    if h.device.type not in BY_NUMPY:
-        return mix(h, key)
-    begun: Any = h.numpy().astype(np.uint32)
-    hashes: Any = mix(begun, key.numpy().astype(np.uint32))
-    return torch.from_numpy(hashes.astype(np.int64))
 
 
 def fold(*keys: int) -> int:
@@ -69,10 +58,5 @@ def shuffle(segment: Tensor, place: Tensor, keys: Tensor, longest: int) -> Tenso
         return place[torch.argsort(drawn, stable=True)]
     # One sort of plain numbers, of which no two are equal
     known = segment << 32 + bits | place
-    if segment.device.type in BY_NUMPY:  # many times as fast, and so are hashes of its 32-bit numbers
-        begun: Any = keys.numpy().astype(np.uint32)[segment.numpy()]
-        hashes: Any = mix(begun, place.numpy().astype(np.uint32))
-        ordered = torch.from_numpy(np.sort(known.numpy() | hashes.astype(np.int64) << bits))
-    else:
-        ordered = torch.sort(known | mix(keys[segment], place) << bits).values
+    ordered = torch.sort(known | mix(keys[segment], place) << bits).values
     return ordered & (1 << bits) - 1

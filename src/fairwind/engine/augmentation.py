@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fairwind.data.samples import kind, mapped, tensors
-from fairwind.engine.modules import seed_generators
+from fairwind.engine.machine import seed_generators
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness
 

@@ -1,130 +1,215 @@
-"""Builds the executor that trains a task's clients, for simulations and for clients of a real federation."""
+"""Builds what trains and evaluates clients, for simulations and for clients of a real federation.
+
+The plan is decided here, once, and everything is built as it says.
+"""
 
 import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor, nn
+
+from fairwind.contract import GradientAlgorithm, MemoryAlgorithm, PersonalAlgorithm
 from fairwind.data.federation import Federation
-from fairwind.engine.backends.backend import COMPILER
-from fairwind.engine.backends.compiling import compiler_found
-from fairwind.engine.executor import Executor, Run
-from fairwind.engine.loop.executor import Loop, summing
+from fairwind.data.samples import cast
+from fairwind.engine.backends.backend import handwritten
+from fairwind.engine.checks import check_room
+from fairwind.engine.evaluation import Scorer
+from fairwind.engine.executor import Executor, Run, seeing
+from fairwind.engine.local import locals_of
+from fairwind.engine.loop.executor import Loop
+from fairwind.engine.machine import Machine, compute_type, gather
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
-from fairwind.engine.plan import Choice, Decision, ExecutionPlan, compiling, loop_threads, placing
-from fairwind.engine.precision import products
+from fairwind.engine.plan import (
+    Case,
+    Counts,
+    ExecutionPlan,
+    Placement,
+    StackedCounts,
+    decide,
+    loop_surely,
+    place,
+    settled,
+)
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.schedule import Planner
 from fairwind.engine.settings import Settings
+from fairwind.engine.stacked.chunks import row_numbers
 from fairwind.engine.stacked.executor import Stacked
+from fairwind.engine.stacked.model import CannotStackError, StackedModel, stack
+from fairwind.engine.workers import keep_memory, threads
+from fairwind.errors import InputError
+from fairwind.layers.factored import large_layers
+from fairwind.layers.gpu import lstm
 
-NO_GRAPHS = Decision("none", "they are for stacked clients on a GPU")
 
+class Engine(NamedTuple):
+    """What trains and evaluates the clients of some runs."""
 
-class Built(NamedTuple):
-    """An executor, the settings with what was decided, and the plan with the reasons."""
-
-    executor: Executor
-    settings: Settings
+    settings: Settings  # with what was decided
     plan: ExecutionPlan
+    federation: Federation
+    planner: Planner
+    plain: PlainModel
+    stacked: StackedModel | None
+    x: Tensor  # (R, P) the runs' first models
+    memories: Memories
+    executor: Executor
+
+    @property
+    def scorer(self) -> Scorer:
+        """Scores models that share samples."""
+        return self.stacked if self.stacked is not None and self.plan.scorer.value == "all" else self.plain
+
+    def threads(self, count: int) -> AbstractContextManager[None]:
+        """Sets the number of threads of kernels on a CPU; has no effect on a GPU."""
+        return _threads(self.plan, count)
 
 
-def chunk_numbers(settings: Settings, element_size: int) -> int:
-    """How many numbers the clients that train at once may hold together."""
-    assert settings.memory is not None
-    return max(1, int(settings.memory * 2**30 / element_size))
-
-
-def build_executor(
-    choice: Choice,
-    plain: PlainModel,
+def build_engine(
+    models: Mapping[int, nn.Module],
     federation: Federation,
+    runs: Sequence[Run],
+    settings: Settings,
+    *,
+    loss: Any,
+    score: Any = None,
+    augment: Any = None,
+    ranks: Ranks = ALONE,
+    first_client: int = 0,
+    plan: ExecutionPlan | None = None,
+) -> Engine:
+    """From a model for each seed; by a `plan` of the same runs, if given, else by one that is decided here.
+
+    `first_client` is the index of the federation's first client among all.
+    """
+    runs, machine, first = list(runs), gather(settings, ranks), next(iter(models.values()))
+    dtype = next((p.dtype for p in first.parameters() if p.requires_grad), torch.float32)
+    federation = replace(federation, inputs=cast(federation.inputs, dtype))
+    placed = Placement(*plan[:3]) if plan else place(settings, machine, federation.bytes)
+    federation = federation.to(placed.device.value, keep_on_host=placed.data.value == "host")
+    planner = Planner(
+        federation,
+        settings.solver,
+        settings.participation,
+        settings.clients_per_round,
+        settings.probe_samples,
+        first_client,
+    )
+    with _threads(placed, 1):
+        plain = PlainModel.fitted(first, federation, loss, score, planner.solver.batch_size, augment)
+        if plan is None:
+            plan, stacked = _planned(first, plain, planner, runs, settings, machine, placed)
+        else:
+            stacked = _stacked(first, plain, federation, plan) if plan.executor.value == "stacked" else None
+    start = {seed: plain.layout.flatten(model).to(plan.device.value) for seed, model in models.items()}
+    x = torch.stack([start[run.seed] for run in runs])
+    if not plan.on_gpu:
+        keep_memory()
+    check_room(runs, planner.participants * x[0].nbytes, machine)
+    memories = Memories(runs, x, len(federation), on_host=plan.client_vectors.value == "host")
+    plain.evaluated_numbers = plan.sizes.evaluated_numbers
+    executor: Executor
+    if stacked is not None:
+        stacked.evaluated_numbers = plan.sizes.evaluated_numbers
+        executor = Stacked(stacked, federation, planner, runs, memories, plan, ranks)
+    else:
+        executor = Loop(plain, federation, planner, runs, memories, plan)
+    settings = settled(settings, machine, plan)
+    return Engine(settings, plan, federation, planner, plain, stacked, x, memories, executor)
+
+
+def _threads(plan: ExecutionPlan | Placement, count: int) -> AbstractContextManager[None]:
+    return threads(count) if plan.device.value == "cpu" else nullcontext()
+
+
+def _planned(
+    model: nn.Module,
+    plain: PlainModel,
     planner: Planner,
     runs: list[Run],
-    memories: Memories,
-    given: Settings,
     settings: Settings,
-    ranks: Ranks = ALONE,
-) -> Built:
-    """By the choice of an executor and by the settings, `given` and resolved."""
-    assert settings.workers is not None
-    workers_asked, plain_sgd = settings.workers, settings.device == "cpu" and planner.solver.plain
-    shown = placing(given, settings, on_host=federation.compute_device is not None)
-    shown["executor"] = choice.decision
-    asked = "one per core" if given.workers is None else f"workers={given.workers}"
-    size = plain.start.element_size()
-    memory = Decision(settings.memory or 0.0, _default_memory(given, settings))
-    if choice.stacked is None:
-        workers, threads = loop_threads(
-            plain, planner.solver.batch_size, planner.participants * len(runs), workers_asked
-        )
-        if given.workers == 1:
-            workers = Decision(1, asked)
-        factors = plain_sgd and not summing(runs)
-        loop = Loop(
-            plain,
-            federation,
-            planner,
-            runs,
-            memories,
-            workers=int(workers.value),
-            threads=int(threads.value),
-            factors=factors,
-        )
-        shown |= {
-            "steps": Decision("eager", "clients train one after another"),
-            "gradients": _gradients(factors, len(loop.workers.states[0].layers)),
-            "graphs": NO_GRAPHS,
-            "workers": workers,
-            "threads": threads,
-            "memory": memory,
-        }
-        return Built(loop, replace(settings, compile="off"), ExecutionPlan(**shown))
-    stacked = Stacked(
-        choice.stacked,
-        federation,
-        planner,
-        runs,
-        memories,
-        budget=chunk_numbers(settings, size),
-        workers=workers_asked,
-        ranks=ranks,
+    machine: Machine,
+    placed: Placement,
+) -> tuple[ExecutionPlan, StackedModel | None]:
+    """The plan, and the stacked model if it has one."""
+    case = Case(settings, machine, _counts(plain, planner, runs))
+    stacked, stacking = None, loop_surely(case)
+    found: StackedCounts | str = stacking
+    if not stacking:
+        try:
+            compute = compute_type(placed.precision.value)
+            stacked = stack(model, plain, planner.federation, compute=compute, factored=case.factors_help)
+            found = _stacked_counts(stacked, planner, runs, machine)
+        except CannotStackError as error:
+            found = f"the model cannot be stacked: {error}"
+    plan = decide(case, placed, found)
+    if machine.missing and machine.missing in plan.steps.why:
+        warnings.warn(f"{machine.missing} was not found: steps run uncompiled, and slower", stacklevel=4)
+    if plan.executor.value == "loop":
+        return plan, None
+    if stacked is not None and plan.gradients.value == "factored":
+        stacked.factor()
+    return plan, stacked
+
+
+def _stacked(
+    model: nn.Module, plain: PlainModel, federation: Federation, plan: ExecutionPlan
+) -> StackedModel:
+    """The stacked model of a plan that is given."""
+    factored, compute = plan.gradients.value == "factored", compute_type(plan.precision.value)
+    try:
+        stacked = stack(model, plain, federation, compute=compute, factored=factored)
+    except CannotStackError as error:
+        raise InputError(f"the model cannot be stacked: {error}") from error
+    if factored:
+        stacked.factor()
+    return stacked
+
+
+def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run]) -> Counts:
+    solver, size, kinds = planner.solver, planner.federation.train, [type(run.algorithm) for run in runs]
+    steps = solver.local_steps(solver.work[1], -(-size // solver.batch_size))
+    keeping = sum(issubclass(kind, MemoryAlgorithm | PersonalAlgorithm) for kind in kinds)
+    return Counts(
+        rows=planner.participants * len(runs),
+        repeats=planner.repeats,
+        mean_steps=float(steps.double().mean()),
+        most_steps=int(steps.max()),
+        summed=not seeing(runs),
+        mean_gradients=any(issubclass(kind, GradientAlgorithm) for kind in kinds),
+        kept_numbers=keeping * len(size) * plain.layout.parameters,
+        batch_size=solver.batch_size,
+        plain_sgd=solver.plain,
+        own_optimizer=solver.name if callable(solver.optimizer) else "",
+        parameters=plain.layout.parameters,
+        number_bytes=plain.start.element_size(),
+        operations=plain.counts.operations,
+        convolutions=plain.counts.convolutions,
+        recurrent=plain.counts.recurrent,
+        flops=plain.flops,
+        replaces_functions=plain.randomness == "functional",
+        draws_by_generator=plain.uses_generators,
+        large_layers=len(large_layers(plain.module)),
     )
-    saved, takes, missing = 0.0, 0.0, ""
-    if settings.compile == "auto":
-        with products(settings.precision, federation.device):
-            saved, takes = stacked.compile_seconds()
-        if settings.rounds * saved >= takes and not compiler_found(federation.device):
-            missing = "Triton" if federation.device.type == "cuda" else COMPILER
-            warnings.warn(f"{missing} was not found: steps run uncompiled, and slower", stacklevel=4)
-    compiled, why = compiling(settings.compile, settings.rounds, settings.rounds * saved, takes, missing)
-    settings = replace(settings, compile="on" if compiled else "off")
-    if compiled:
-        stacked.compile()
-    elif given.memory is None:
-        settings = replace(settings, memory=stacked.enlarge() * size / 2**30)
-        if settings.memory != memory.value:
-            memory = Decision(settings.memory or 0.0, "uncompiled steps have many operations to launch")
-    how = "eager" if not compiled else "hand-written" if stacked.handwritten else "compiled"
-    graphs = Decision(stacked.graphs, "launching small kernels takes longer than running them")
-    shown |= {
-        "steps": Decision(how, why),
-        "gradients": _gradients(plain_sgd, len(choice.stacked.factored)),
-        "graphs": graphs if stacked.graphs != "none" else NO_GRAPHS,
-        "workers": Decision(workers_asked, asked),
-        "threads": Decision(1, "threads share the clients, not the kernels"),
-        "memory": memory,
-    }
-    return Built(stacked, settings, ExecutionPlan(**shown))
 
 
-def _gradients(tried: bool, layers: int) -> Decision:
-    if layers:
-        return Decision("factored", f"{layers} large dense layer{'s' * (layers > 1)}")
-    return Decision("dense", "no large dense layer" if tried else "factors are for plain SGD on a CPU")
-
-
-def _default_memory(given: Settings, settings: Settings) -> str:
-    if given.memory is not None:
-        return f"memory={given.memory:g}"
-    return "near the size of a CPU's cache" if settings.device == "cpu" else "a quarter of the GPU's memory"
+def _stacked_counts(
+    stacked: StackedModel, planner: Planner, runs: Sequence[Run], machine: Machine
+) -> StackedCounts:
+    ways = locals_of(runs, torch.empty(0, dtype=stacked.dtype))
+    vectors = max(each.rules.vectors for each in ways.values())
+    recurrent = [layer for layer in stacked.training.modules() if isinstance(layer, nn.RNNBase)]
+    return StackedCounts(
+        per_sample=stacked.per_sample,
+        row_numbers=row_numbers(stacked, planner.solver, planner.solver.batch_size, vectors),
+        operations=stacked.operations,
+        factored_layers=len(stacked.factorable),
+        handwritten="none" if machine.on_gpu else handwritten(stacked, planner, runs, ways),
+        recurrent_layers=len(recurrent),
+        by_token=sum(not lstm.fits(layer) for layer in recurrent),
+    )

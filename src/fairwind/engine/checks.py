@@ -1,20 +1,21 @@
 """Checks before a simulation starts: runs, models and states that cannot be used are refused."""
 
-import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fairwind.aggregation import refuses
 from fairwind.contract import Algorithm, LocalAlgorithm
-from fairwind.data.federation import Federation
+from fairwind.engine import tuning
 from fairwind.engine.executor import Run, seeing
+from fairwind.engine.machine import Machine
 from fairwind.engine.ranks import Ranks
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError, in_range, whole
 
 
-def check_runs(runs: list[Run], settings: Settings, ranks: Ranks) -> None:
+def check_runs(runs: Sequence[Run], settings: Settings, ranks: Ranks) -> None:
     """Refuses seeds out of range, and algorithms that the solver or torchrun does not support."""
     if not runs:
         raise InputError("there is nothing to run: name at least one algorithm and one seed")
@@ -35,22 +36,15 @@ def check_runs(runs: list[Run], settings: Settings, ranks: Ranks) -> None:
             )
 
 
-def check_room(runs: list[Run], updates: int, device: torch.device) -> None:
-    """Refuses servers that see all updates of a round if these exceed half of the memory."""
-    together, all_of_it = len(seeing(runs)) * updates, _memory(device)
-    if together > all_of_it / 2:
+def check_room(runs: list[Run], updates: int, machine: Machine) -> None:
+    """Refuses servers that see all updates of a round, of so many bytes, if they take half of the memory."""
+    together = len(seeing(runs)) * updates
+    if together > tuning.SERVER_UPDATES_SHARE * machine.memory:
         label = runs[next(iter(seeing(runs)))].label
         raise InputError(
-            f"{label} sees all updates of a round at once, {together / 2**30:.3g} GiB of the {device.type}'s "
-            f"{all_of_it / 2**30:.3g}; take fewer clients_per_round, or fewer such runs together"
+            f"{label} sees all updates of a round at once, {together / 2**30:.3g} of "
+            f"{machine.memory / 2**30:.3g} GiB; take fewer clients_per_round, or fewer such runs together"
         )
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes that a device has."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**34
 
 
 def check_shapes(label: str, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
@@ -85,11 +79,3 @@ def check_shared(models: dict[int, nn.Module]) -> None:
             raise InputError(
                 f"{name!r} is not trained but differs by seed; make it the same, or use one seed"
             )
-
-
-def placed(federation: Federation, settings: Settings) -> Federation:
-    """The federation on its device, or on the host if it would take more than half of a GPU's memory."""
-    keep = settings.data_on == "host"
-    if settings.data_on == "auto" and settings.device.startswith("cuda"):
-        keep = federation.bytes > torch.cuda.get_device_properties(settings.device).total_memory / 2
-    return federation.to(settings.device, keep_on_host=keep)

@@ -16,9 +16,6 @@ from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.stacked.chunks import chunks
 from fairwind.scores import Score, segment_sums
 
-# Approximate size of the activations of one batch, over all models
-NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
-
 Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client after client
 
 
@@ -26,6 +23,7 @@ class Scorer(Protocol):
     """A model that can score samples."""
 
     per_sample: int  # activations
+    evaluated_numbers: int  # of a batch, over all models, about
     stacks: bool  # whether it holds the activations of all models at once
     loss: Loss
     judges: tuple[Score, ...]
@@ -50,7 +48,7 @@ def client_scores(
     Ranks share whole chunks, so a client's numbers are bit for bit the same for any number of ranks.
     """
     at_once = len(x) if model.stacks else 1
-    limit = max(16, NUMBERS.get(x.device.type, 1 << 22) // (max(64, model.per_sample) * at_once))
+    limit = max(16, model.evaluated_numbers // (max(64, model.per_sample) * at_once))
     judges = model.loss.as_score, *model.judges
     found = torch.zeros(len(judges), len(x), len(sizes), dtype=torch.float64, device=x.device)
     for clients in chunks(sizes, limit)[ranks.rank :: ranks.world]:
@@ -88,7 +86,7 @@ def own_scores(
     model: Scorer, federation: Federation, models: Tensor, sizes: Tensor, pick: Pick, device: torch.device
 ) -> Tensor:
     """Loss and each score of every client under its own model, of (K, P), as float64 (·, K)."""
-    limit = max(16, NUMBERS.get(device.type, 1 << 22) // max(64, model.per_sample))
+    limit = max(16, model.evaluated_numbers // max(64, model.per_sample))
     judges = model.loss.as_score, *model.judges
     found = torch.full((len(judges), len(sizes)), torch.nan, dtype=torch.float64, device=device)
     if model.loss.batched:  # padding would count
@@ -185,7 +183,7 @@ def judge_views(
     return tuple(torch.stack(each).cpu() for each in zip(*in_order, strict=True))
 
 
-LIMIT = 2**28  # bytes
+MAX_CURVE_BYTES = 1 << 28
 
 
 class Curves:
@@ -201,7 +199,7 @@ class Curves:
     def add(self, round: int, score: Tensor) -> None:
         self.rounds.append(round)
         self.values.append(score.float())
-        while len(self.rounds) > 2 and 4 * score.numel() * len(self.rounds) > LIMIT:
+        while len(self.rounds) > 2 and 4 * score.numel() * len(self.rounds) > MAX_CURVE_BYTES:
             self.rounds, self.values = self.rounds[::-2][::-1], self.values[::-2][::-1]
 
     def tensor(self) -> Tensor:

@@ -1,6 +1,6 @@
 """The interface of executors, which train the clients of all runs for one round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -37,6 +37,19 @@ class RoundSums(NamedTuple):
     held: dict[int, RoundUpdates]  # by run: all clients' updates, for servers that see them
 
 
+class ClientUpdates(NamedTuple):
+    """The results of some clients of a run."""
+
+    run: int
+    client: Tensor  # (n,)
+    report: Report  # (n,)
+    update: Tensor  # (n, P) δ
+
+
+# By run, the vector u (P,) that its server adds to every step, for algorithms that have one.
+Shared = Callable[[int], Tensor]
+
+
 class Executor(Protocol):
     """Trains the round's clients of every run."""
 
@@ -46,15 +59,20 @@ class Executor(Protocol):
         """Prepares the round; returns its total number of local steps."""
         ...
 
-    def round(
-        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[RoundSums], None]
-    ) -> None:
-        """Trains the prepared round from models x (R, P) and the servers' states.
+    def round(self, x: Tensor, loss0: Tensor, shared: Shared, finish: Callable[[RoundSums], None]) -> None:
+        """Trains the prepared round from models x (R, P).
 
         `loss0` (R, K) are the clients' losses at the runs' x_0.
 
         `finish` is called with the sums of the round. On a GPU all of this may be recorded and replayed as a
         CUDA graph, so `finish` must write its results into existing tensors.
+        """
+        ...
+
+    def updates(self, x: Tensor, loss0: Tensor, shared: Shared) -> Iterator[ClientUpdates]:
+        """Trains the prepared round, too, and yields the clients' updates instead of sums.
+
+        For algorithms whose servers need only sums, and whose clients keep nothing.
         """
         ...
 

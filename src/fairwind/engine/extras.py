@@ -13,6 +13,7 @@ from fairwind.engine.executor import Run, seeing
 from fairwind.engine.layout import Layout, Parts
 from fairwind.engine.local import Locals, Modifications
 from fairwind.engine.memory import Memories, changed
+from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.round_updates import RoundUpdates
 from fairwind.engine.stacked.chunks import Chunk
 from fairwind.engine.stacked.steps import Rows
@@ -52,20 +53,19 @@ class AlgorithmExtras:
         memories: Memories,
         runs: Sequence[Run],
         federation: Federation,
-        *,
-        workers: int,
+        plan: ExecutionPlan,
     ):
         self.layout, self.memories = layout, memories
         self.sizes = federation.train.to(federation.device).double()
         self.seeing = seeing(runs)
-        self.workers = Workers([None] * (workers if self.seeing else 1))
+        self.workers = Workers([None] * (plan.workers.value if self.seeing else 1))
+        self.gram_numbers = plan.sizes.gram_numbers
         self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
 
     def held(self) -> dict[int, RoundUpdates]:
         """Where updates are held in a round, for the runs whose servers see them."""
-        return {
-            r: RoundUpdates(each, self.layout.from_matrices, self.workers) for r, each in self.seeing.items()
-        }
+        how = self.layout.from_matrices, self.gram_numbers, self.workers
+        return {r: RoundUpdates(algorithm, *how) for r, algorithm in self.seeing.items()}
 
     @property
     def apart(self) -> set[int]:

@@ -14,7 +14,7 @@ from fairwind.contract import (
     MemoryAlgorithm,
     PersonalAlgorithm,
 )
-from fairwind.engine.executor import Run
+from fairwind.engine.executor import Run, Shared
 from fairwind.engine.layout import Layout
 
 Pass = Literal["training", "corrected", "personal"]  # kinds of training of a client in a round
@@ -28,6 +28,11 @@ class Rules(NamedTuple):
     own: bool = False  # whether w differs by row, and not only by run
     scales: tuple[float | Callable[[Tensor], Tensor], ...] = ()  # s, by the index of a row's rule
     corrected: bool = False  # whether g is g(y) − g(x)
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors a row has for them."""
+        return self.own + self.corrected
 
     def scale(self, losses: Tensor, rule: Tensor) -> Tensor | None:
         """s of every row, (rows,); None is 1."""
@@ -77,10 +82,10 @@ class Locals:
         self.rule, self.pull = rule.to(like.device), pull.to(like.device)  # (R,)
 
     def modifications(
-        self, layout: Layout, x: Tensor, states: Sequence[Any], gradients: dict[int, Tensor]
+        self, layout: Layout, x: Tensor, shared_by: Shared, gradients: dict[int, Tensor]
     ) -> Modifications:
-        """From models x (R, P), the servers' states, and mean gradients where steps are corrected."""
-        shared = {r: p.shared(states[r]).to(x.dtype) for r, p in self.parts.items() if p.shared is not None}
+        """From models x (R, P), what the servers share, and mean gradients where steps are corrected."""
+        shared = {r: shared_by(r).to(x.dtype) for r, p in self.parts.items() if p.shared is not None}
         if not self.rules.adds:
             return Modifications([], (self.pull, self.rule), shared)
         w = -self.pull[:, None] * x
@@ -91,6 +96,12 @@ class Locals:
                 assert not callable(part.scale)
                 w[r] += part.scale * gradients[r].to(x.dtype)
         return Modifications(layout.as_matrices(layout.parts(w)), (self.pull, self.rule), shared)
+
+
+def locals_of(runs: Sequence[Run], like: Tensor) -> dict[Pass, Locals]:
+    """The modifications of the kinds of training that any run has."""
+    found = [Locals(runs, way, like) for way in PASSES]
+    return {each.way: each for each in found if each.parts}
 
 
 def trains(run: Run, way: Pass) -> bool:

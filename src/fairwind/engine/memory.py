@@ -8,20 +8,17 @@ from torch import Tensor
 from fairwind.contract import Change, MemoryAlgorithm, PersonalAlgorithm
 from fairwind.engine.executor import Run
 
-SHARE = 0.25  # share of a GPU's row memory that may be used; if it is not enough, vectors stay on the host
-
 
 class Memories:
     """Vectors (K, P) of the clients of those runs that keep any."""
 
-    def __init__(self, runs: Sequence[Run], x: Tensor, clients: int, *, room: float):
-        """From models x (R, P); `room` is how many numbers fit into memory."""
+    def __init__(self, runs: Sequence[Run], x: Tensor, clients: int, *, on_host: bool):
+        """From models x (R, P)."""
         keeping = [
             r for r, run in enumerate(runs) if isinstance(run.algorithm, MemoryAlgorithm | PersonalAlgorithm)
         ]
-        fits = len(keeping) * clients * x.shape[1] <= SHARE * room
-        self.device, self.on_host = x.device, x.is_cuda and not fits
-        place = torch.device("cpu") if self.on_host else x.device
+        self.device = x.device
+        place = torch.device("cpu") if on_host else x.device
         self.values: dict[int, Tensor] = {}
         for r in keeping:
             own = isinstance(runs[r].algorithm, PersonalAlgorithm)  # starts at x_0

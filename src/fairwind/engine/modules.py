@@ -104,14 +104,6 @@ def draws(module: nn.Module, inputs: Any) -> bool:
         return not all(map(torch.equal, before, states()))
 
 
-def seed_generators(device: torch.device, seed: int) -> None:
-    """Seeds PyTorch's generators of the host and a device; `torch.manual_seed` takes some 400 µs for all."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-
-
 def changes_buffers(module: nn.Module, inputs: Any) -> str:
     """The name of a buffer that a forward pass changes, or nothing."""
     before = {name: (b, b.clone()) for name, b in module.named_buffers()}

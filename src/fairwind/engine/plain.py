@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind, mapped, tensors
+from fairwind.engine import tuning
 from fairwind.engine.augmentation import Augmentation
 from fairwind.engine.layout import Layout, Parts, copy_into
 from fairwind.engine.losses.fitting import fit_loss, sample_weights
 from fairwind.engine.losses.loss import Loss, cross_entropy
 from fairwind.engine.losses.scoring import fit_scores
+from fairwind.engine.machine import seed_generators
 from fairwind.engine.modules import (
     activations,
     call,
@@ -26,16 +28,13 @@ from fairwind.engine.modules import (
     forward_operations,
     read,
     restore_buffers,
-    seed_generators,
 )
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, OperationCounter, counted, key_names
 from fairwind.scores import Score
 
 Randomness = Literal["none", "functional", "generator"]
-FEW = 4  # samples with which a loss and scores are tried,
-SOME = 8  # and an augmentation
-HEAVY = 3e-4  # seconds of a step's kernels, from which on worker threads gain more than they wait for the GIL
+FITTED, AUGMENTED = 4, 8  # samples with which a loss and scores are tried, and an augmentation
 
 
 class PlainModel:
@@ -43,42 +42,57 @@ class PlainModel:
 
     stacks = False
 
-    def __init__(
-        self,
+    loss: Loss
+    judges: tuple[Score, ...]
+    sample_weights: Tensor | None  # what samples add to the divisor of a mean loss, if not 1
+    counts: OperationCounter  # of a local step on one sample
+    per_sample: int  # activations
+    flops: int  # operations of a sample's forward pass
+    evaluated_numbers = tuning.CPU.evaluated_numbers  # of a batch of test samples
+
+    def __init__(self, model: nn.Module, device: torch.device, augmentation: Augmentation):
+        """Without a loss and scores: see `fitted`."""
+        self.layout, self.augmentation = Layout.of(model), augmentation
+        self.module = augmentation.attach(counted(copied(model, training=True)).to(device))
+        # Which of its modules train; frozen normalisation does not.
+        self.trains = [module.training for module in self.module.modules()]
+        self.keys = key_names(self.module)
+        self._find_parts()
+        self.start = self.layout.flatten(model).to(device)  # x⁰ (P,)
+        self.buffers = {name: b.clone() for name, b in self.module.named_buffers()}
+        self.changed_buffer = ""
+        self.evaluation_randomness: Randomness = "none"
+        self.randomness: Randomness = "none"
+        self.replaces = False  # whether it calls functions that need other forms to be stacked
+
+    @classmethod
+    def fitted(
+        cls,
         model: nn.Module,
         federation: Federation,
         loss: Any = cross_entropy,
         score: Any = None,
         batch_size: int = 1,
         augment: Any = None,
-    ):
-        """Refuses a model that cannot train on the federation's samples.
+    ) -> "PlainModel":
+        """With a loss and scores, tried on a few samples; refuses a model that cannot train on these.
 
         `loss`, `score` and `augment` as users give them. A loss of whole batches is given batches of
         `batch_size`.
         """
-        self.layout = Layout.of(model)
-        self.augmentation = Augmentation(augment)
-        self.augmentation.check(federation.at(slice(0, SOME))[0])
-        self.module = self.augmentation.attach(counted(copied(model, training=True)).to(federation.device))
-        # Which of its modules train; frozen normalisation does not.
-        self.trains = [module.training for module in self.module.modules()]
-        self.keys = key_names(self.module)
-        self._find_parts()
-        self.start = self.layout.flatten(model).to(federation.device)  # x⁰ (P,)
-        self.buffers = {name: b.clone() for name, b in self.module.named_buffers()}
-        sample = federation.at(slice(0, 1))
-        self.changed_buffer = ""
+        augmentation = Augmentation(augment)
+        augmentation.check(federation.at(slice(0, AUGMENTED))[0])
+        made, sample = cls(model, federation.device, augmentation), federation.at(slice(0, 1))
         with explained(*sample):
-            self.train(False)
-            self.evaluation_randomness, _ = self._drawn(sample[0])
-            self.train()
-            # `replaces`: whether it calls functions that need other forms to be stacked
-            self.randomness, self.replaces = self._drawn(sample[0])
-            self.changed_buffer = changes_buffers(self.module, sample[0])
-            self._fit(federation, loss, score, batch_size)
-            self.per_sample = activations(self.module, sample[0], self.dtype, self.dtype)
-            self.flops = forward_operations(self.module, sample[0])  # operations of a sample's forward pass
+            made.train(False)
+            made.evaluation_randomness, _ = made._drawn(sample[0])
+            made.train()
+            made.randomness, made.replaces = made._drawn(sample[0])
+            made.changed_buffer = changes_buffers(made.module, sample[0])
+            made._fit(federation, loss, score, batch_size)
+            made.per_sample = activations(made.module, sample[0], made.dtype, made.dtype)
+            made.flops = forward_operations(made.module, sample[0])
+        return made
 
     def _drawn(self, inputs: Any) -> tuple[Randomness, bool]:
         """What a forward pass draws in the current mode, and whether it calls functions to be replaced."""
@@ -110,20 +124,6 @@ class PlainModel:
                 "(B,), or take a third argument `mask` (B,), true for the samples that count"
             )
         return ""
-
-    def fills_a_core(self, batch_size: int) -> bool:
-        """Whether a local step on a CPU is long in kernels, during which other threads can run."""
-        return self.kernel_seconds(batch_size) >= HEAVY
-
-    def kernel_seconds(self, batch_size: int) -> float:
-        """About how long a local step on a CPU is in kernels, beyond launching them."""
-        counts = self.counts
-        layers: float = 110e-6 * counts.convolutions + 235e-6 * counts.recurrent
-        return layers + 16e-12 * self.operations(batch_size)
-
-    def operations(self, batch_size: int) -> int:
-        """Floating-point operations of a local step, about: forward, and twice as much backward."""
-        return 3 * self.flops * batch_size
 
     def another(self) -> "PlainModel":
         """A copy for another thread."""
@@ -214,7 +214,7 @@ class PlainModel:
     def _fit(self, federation: Federation, loss: Any, score: Any, batch_size: int) -> None:
         """Finds the loss and the scores that fit a few samples, or refuses them; counts operations."""
         self.load(self.layout.parts(self.start))
-        devices, some = range(torch.cuda.device_count()), federation.at(slice(0, FEW))
+        devices, some = range(torch.cuda.device_count()), federation.at(slice(0, FITTED))
         self.train(False)
         with torch.random.fork_rng(devices), torch.enable_grad():
             raw = call(self.module, some[0])

@@ -8,11 +8,8 @@ from torch import Tensor
 
 from fairwind.aggregation import usable_clients
 from fairwind.contract import Cohort, Report, WeighingAlgorithm
-from fairwind.engine.precision import products
+from fairwind.engine.machine import products
 from fairwind.engine.workers import Workers
-
-# Columns of updates that are multiplied at once; on a CPU they stay in the cache.
-NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
 class RoundUpdates:
@@ -22,10 +19,14 @@ class RoundUpdates:
         self,
         algorithm: WeighingAlgorithm,
         from_matrices: Callable[[list[Tensor]], Tensor],
+        at_once: int,
         workers: Workers[None] | None = None,
     ):
-        """`from_matrices` turns updates, given as matrices, into vectors (n, P)."""
-        self.algorithm, self.from_matrices = algorithm, from_matrices
+        """`from_matrices` turns updates, given as matrices, into vectors (n, P).
+
+        So many of their numbers are multiplied at once.
+        """
+        self.algorithm, self.from_matrices, self.at_once = algorithm, from_matrices, at_once
         self.workers = workers or Workers([None])
         self.reports: list[Report] = []
         self.clients: list[Tensor] = []
@@ -57,7 +58,7 @@ class RoundUpdates:
         """Inner products of the usable clients' updates (n, n), in float64."""
         rows, usable = self._usable
         self._mask()
-        columns = max(1, NUMBERS.get(rows.device.type, NUMBERS["cpu"]) // max(1, len(usable)))
+        columns = max(1, self.at_once // max(1, len(usable)))
         pieces = [
             (part, begin)
             for part, matrix in enumerate(self.updates[0])

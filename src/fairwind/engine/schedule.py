@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.data.counter import DROPOUT, EPOCHS, ORDER, PARTICIPATE, fold, mix, mixed, segments, shuffle
+from fairwind.data.counter import DROPOUT, EPOCHS, ORDER, PARTICIPATE, fold, mix, segments, shuffle
 from fairwind.data.federation import Federation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError
@@ -58,7 +58,7 @@ class Selection(NamedTuple):
         """Shuffles every epoch, with one sort for all."""
         place = self.place
         if self.shuffled:
-            keys = mixed(order_key[self.epoch_entry], self.epoch)
+            keys = mix(order_key[self.epoch_entry], self.epoch)
             place = shuffle(self.segment, place, keys, self.longest)
         samples = self.first + place
         if self.taken is not None:
@@ -183,7 +183,7 @@ def _hashes(
 ) -> tuple[Tensor, ...]:
     """For each use, a hash of (use, seed, round, client) of every entry."""
     keys = torch.tensor([[fold(use, s, round) for s in seeds] for use in uses])
-    return tuple(mixed(keys[:, seed], client).unbind())
+    return tuple(mix(keys[:, seed], client).unbind())
 
 
 def places(selection: Selection, entry: Tensor, step: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:

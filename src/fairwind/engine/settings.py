@@ -1,25 +1,21 @@
 """Training options and their defaults."""
 
 import math
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-import torch
 from torch import nn
 
-from fairwind.engine.precision import Precision
-from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.solver import Solver
-from fairwind.engine.workers import cores
-from fairwind.errors import InputError, first_line, in_range, positive, store_python_numbers, whole
+from fairwind.errors import InputError, in_range, positive, store_python_numbers, whole
 from fairwind.scores import Score
 
 Model = nn.Module | Callable[[], nn.Module]
 Engine = Literal["auto", "stacked", "loop"]
 Switch = Literal["auto", "on", "off"]
 DataOn = Literal["auto", "device", "host"]
+Precision = Literal["auto", "float32", "tf32", "bf16"]
 
 LARGEST = 2.0**20  # GiB
 
@@ -102,50 +98,3 @@ class Settings:
             raise InputError(
                 f"target={self.target:g}: {score.name} is in percent, so give {100 * self.target:g}"
             )
-
-
-def resolve(settings: Settings, ranks: Ranks = ALONE) -> Settings:
-    """The settings with "auto" resolved (except engine and compile), so that resuming computes the same."""
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise InputError(f"device {device!r} is neither cpu nor cuda: give 'cpu', 'cuda', 'cuda:1' or 'auto'")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used here: {first_line(error)}") from None
-    if kind == "cpu":
-        device = "cpu"  # there is one, also called cpu:0
-    if ranks.world > 1:
-        _check_ranks(settings.engine, device)
-    memory, precision, workers = settings.memory, settings.precision, settings.workers
-    on_gpu = device.startswith("cuda")
-    if precision == "auto":
-        precision = "tf32" if on_gpu else "float32"
-    if precision == "tf32" and not on_gpu:
-        raise InputError("precision tf32 needs a GPU; on a CPU use float32")
-    if precision == "bf16" and settings.engine == "loop":
-        raise InputError("precision bf16 needs the stacked engine; with engine=loop use float32 or tf32")
-    if memory is None:
-        memory = torch.cuda.get_device_properties(device).total_memory / 2**32 if on_gpu else 1 / 32
-    if workers is None:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if ranks.world > 1 else 1
-        workers = 1 if on_gpu else max(1, cores() // local)
-    if on_gpu and workers > 1:
-        raise InputError("workers are CPU threads; on a GPU leave them out")
-    return replace(settings, device=device, memory=memory, precision=precision, workers=workers)
-
-
-def _check_ranks(engine: Engine, device: str) -> None:
-    """Refuses settings that several processes cannot share."""
-    if engine == "loop":
-        raise InputError("the loop runs in one process: start it without torchrun, or use the stacked engine")
-    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    if device.startswith("cuda:"):
-        raise InputError(f"{device!r} is one GPU for all processes: give 'cuda', and each takes its own")
-    if device == "cuda" and here > gpus:
-        raise InputError(
-            f"{here} processes cannot share {gpus} GPU(s): start one for each, or give device 'cpu'"
-        )

@@ -2,36 +2,28 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairwind.aggregation import first_state, refuses
+from fairwind.aggregation import advance, advance_seeing, first_state, refuses
+from fairwind.contract import CohortAlgorithm, GramAlgorithm
 from fairwind.data.federation import Federation
-from fairwind.data.samples import cast
-from fairwind.engine.builder import build_executor, chunk_numbers
+from fairwind.engine.builder import build_engine
 from fairwind.engine.checkpoint import Checkpoint
-from fairwind.engine.checks import build, check_room, check_runs, check_shapes, check_shared, placed
-from fairwind.engine.evaluation import Curves, Scorer, averaged, judge_views, split, training_losses, views_of
+from fairwind.engine.checks import build, check_runs, check_shapes, check_shared
+from fairwind.engine.evaluation import Curves, averaged, judge_views, split, training_losses, views_of
 from fairwind.engine.executor import RoundSums, Run
+from fairwind.engine.local import local_part
 from fairwind.engine.losses.loss import cross_entropy
-from fairwind.engine.memory import Memories
-from fairwind.engine.plain import PlainModel
-from fairwind.engine.plan import choose
-from fairwind.engine.precision import products
+from fairwind.engine.machine import products
+from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import ALONE, Ranks
-from fairwind.engine.schedule import Planner
-from fairwind.engine.server import Server
-from fairwind.engine.settings import Model, Settings, resolve
-from fairwind.engine.workers import keep_memory, threads
+from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError
 from fairwind.metrics import by_group, fairness, finite
 from fairwind.scores import Score
-
-LONG = 10**7  # operations of a sample's forward pass
 
 
 class Simulation:
@@ -49,59 +41,39 @@ class Simulation:
         augment: Any = None,
         ranks: Ranks = ALONE,
         name: str = "",
+        plan: ExecutionPlan | None = None,
     ):
-        """`loss`, `score` and `augment` as users give them: see `Task`."""
+        """`loss`, `score` and `augment` as users give them: see `Task`; `plan` is decided unless given."""
         self.ranks, self.runs, self.name = ranks, list(runs), name
-        self.settings = resolve(settings, ranks)
-        check_runs(self.runs, self.settings, ranks)
+        check_runs(self.runs, settings, ranks)
         if not federation.test.any():
             raise InputError("no client has test samples; give clients more samples or a smaller train share")
         models = {run.seed: build(model, run.seed) for run in self.runs}
-        first = next(iter(models.values()))
         check_shared(models)
-        dtype = next((p.dtype for p in first.parameters() if p.requires_grad), torch.float32)
-        inputs = cast(federation.inputs, dtype)
-        self.federation = placed(replace(federation, inputs=inputs), self.settings)
-        s = self.settings
-        self.planner = Planner(
-            self.federation, s.solver, s.participation, s.clients_per_round, s.probe_samples
+        self.engine = build_engine(
+            models,
+            federation,
+            self.runs,
+            settings,
+            loss=loss,
+            score=score,
+            augment=augment,
+            ranks=ranks,
+            plan=plan,
         )
-        with self._threads(1):
-            self.plain = PlainModel(first, self.federation, loss, score, s.solver.batch_size, augment)
-            self.scores = self.plain.judges
-            rows = self.planner.participants * len(self.runs)
-            self.choice = choose(first, self.plain, self.federation, self.settings, ranks, rows)
-        self.settings.check_target(self.scores[0])
-        self.settings = replace(self.settings, engine=self.choice.engine)
+        self.settings, self.plan, self.federation, self.planner, *_ = self.engine
+        *_, self.plain, self.stacked, self.x, self.memories, self.executor = self.engine
         self.layout = self.plain.layout
-
-        start = {seed: self.layout.flatten(m).to(self.settings.device) for seed, m in models.items()}
-        self.x = torch.stack([start[run.seed] for run in self.runs])  # (R, P)
+        self.scores = self.plain.judges
+        self.settings.check_target(self.scores[0])
         clients = len(self.federation)
         states = [first_state(run.algorithm, x, clients) for run, x in zip(self.runs, self.x, strict=True)]
         # Written in place: no two may share memory, or a replayed round would use stale values.
         self.states = [type(state)(*(t.to(self.x.device, copy=True) for t in state)) for state in states]
-        self.server = Server(self.runs, self.x, workers=self.settings.workers or 1)
         shape = len(self.runs), clients
         self.loss0 = torch.full(shape, torch.nan, dtype=torch.float64, device=self.x.device)
         self.left_out, self.stalled = torch.zeros(2, shape[0], dtype=torch.int64, device=self.x.device)
         self.lowest = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=self.x.device)
-        if self.settings.device == "cpu":
-            keep_memory()
-        check_room(self.runs, self.planner.participants * self.x[0].nbytes, self.x.device)
-        room = chunk_numbers(self.settings, self.x.element_size())
-        self.memories = Memories(self.runs, self.x, clients, room=room)
-        self.executor, self.settings, self.plan = build_executor(
-            self.choice,
-            self.plain,
-            self.federation,
-            self.planner,
-            self.runs,
-            self.memories,
-            settings,
-            self.settings,
-            ranks,
-        )
         self.test = split(self.federation, "test")
         self.views = views_of(self.runs)
         self.round = 0
@@ -123,22 +95,11 @@ class Simulation:
         if first:
             with products(self.settings.precision, self.x.device):
                 x = self.x[list(first.values())]
-                losses = training_losses(self._scorer, self.federation, x, self.ranks)
+                losses = training_losses(self.engine.scorer, self.federation, x, self.ranks)
             for r in asking:
                 self.loss0[r] = losses[list(first).index(self.runs[r].seed)]
             self._check_losses(self.loss0)
         self.evaluate()
-
-    @property
-    def _scorer(self) -> Scorer:
-        """The scorer for models that share samples."""
-        # With many operations per sample, one model fills a GPU, and PyTorch's own kernels are faster.
-        one_by_one = self.x.is_cuda and self.plain.flops >= LONG
-        return self.plain if one_by_one or self.choice.stacked is None else self.choice.stacked
-
-    def _threads(self, count: int) -> AbstractContextManager[None]:
-        """Sets the number of threads of kernels on a CPU; has no effect on a GPU."""
-        return threads(count) if self.settings.device == "cpu" else nullcontext()
 
     @property
     def done(self) -> bool:
@@ -157,20 +118,35 @@ class Simulation:
         if not self.history:
             self.start()
         began = time.perf_counter()
-        with self._threads(self.executor.threads), products(self.settings.precision, self.x.device):
+        with self.engine.threads(self.executor.threads), products(self.settings.precision, self.x.device):
             self.client_steps += self.executor.prepare(self.round)
-            self.executor.round(self.x, self.loss0, self.states, self._advance)
+            self.executor.round(self.x, self.loss0, self._shared, self._advance)
         self.round += 1
         if self.round % self.settings.eval_every == 0 or self.done:
             self.evaluate()
         self.seconds += time.perf_counter() - began
+
+    def _shared(self, r: int) -> Tensor:
+        """What the server of a run adds to every step."""
+        shared = local_part(self.runs[r], "training").shared
+        assert shared is not None
+        return shared(self.states[r])
+
+    def _stepped(self, r: int, outcome: RoundSums) -> tuple[Tensor, Any, Tensor]:
+        """A run's next model and state, and whether they changed."""
+        algorithm, x, state = self.runs[r].algorithm, self.x[r], self.states[r]
+        if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+            held = outcome.held[r]
+            return advance_seeing(algorithm, x, state, held.cohort(), held.gram, held.summed)
+        more = (outcome.more[r],) if r in outcome.more else ()
+        return advance(algorithm, x, state, outcome.total[r], outcome.sums[r], outcome.used[r], *more)
 
     @torch.no_grad()
     def _advance(self, outcome: RoundSums) -> None:
         """The servers' steps, in place."""
         stepped = []
         for r, run in enumerate(self.runs):
-            stepped.append(self.server.advance(r, self.x[r], self.states[r], outcome))
+            stepped.append(self._stepped(r, outcome))
             check_shapes(run.label, self.states[r], stepped[-1][1])
         for r, (x, state, moved) in enumerate(stepped):
             self.x[r] = x
@@ -202,7 +178,7 @@ class Simulation:
         self._check_losses(self.lowest[:, None])
         trained = self.views, self.runs, self.x, self.states, self.memories
         with products(self.settings.precision, self.x.device):
-            scorers = self._scorer, self.choice.stacked or self.plain
+            scorers = self.engine.scorer, self.stacked or self.plain
             judged = judge_views(*trained, scorers, self.federation, *self.test, self.ranks)
         self.loss, self.score, *self.other_scores = judged
         self.curves.add(self.round, self.score)

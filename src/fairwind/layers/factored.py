@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LARGE = 1 << 16  # size of a weight from which on it pays
+from fairwind.engine import tuning
 
 
 class FactoredLinear(nn.Linear):
@@ -38,15 +38,19 @@ class _Product(torch.autograd.Function):
         return d_out @ weight if ctx.needs_input_grad[0] else None, None, None
 
 
+def large_layers(module: nn.Module) -> list[nn.Linear]:
+    """The trained linear layers that are large enough."""
+    least = tuning.MIN_FACTORED_NUMBERS_LOOP
+    linear = [layer for layer in module.modules() if type(layer) is nn.Linear]
+    return [layer for layer in linear if layer.weight.requires_grad and layer.weight.numel() >= least]
+
+
 def factored(module: nn.Module) -> list[FactoredLinear]:
     """Converts, in place, the module's large trained linear layers; returns them."""
-    found: list[Any] = []
-    for layer in module.modules():
-        if type(layer) is not nn.Linear or not layer.weight.requires_grad or layer.weight.numel() < LARGE:
-            continue
+    found: list[Any] = list(large_layers(module))
+    for layer in found:
         layer.__class__ = FactoredLinear
-        found.append(layer)
-        found[-1].factors = []
+        layer.factors = []
     return found
 
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PROGRAMS = 512  # programs that keep a GPU busy
-FEW = 256  # minimum number of pixels in a part of the sum
+from fairwind.engine import tuning
 
 
 class Window(NamedTuple):
@@ -175,7 +174,7 @@ convolve_pixels.register_fake(_kernels)
 def _parts(programs: int, pixels: int, step: int) -> tuple[int, int]:
     """The number of parts of a sum over pixels, and the pixels of each, a multiple of the kernel's step."""
     parts = 1  # added up in a second pass
-    while programs * parts < PROGRAMS and pixels // (2 * parts) >= FEW:
+    while programs * parts < tuning.MIN_GPU_PROGRAMS and pixels // (2 * parts) >= tuning.MIN_SUMMED_PIXELS:
         parts *= 2
     return parts, -(-pixels // (step * parts)) * step
 

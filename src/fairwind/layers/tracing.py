@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 @dataclass
@@ -39,6 +41,20 @@ def is_traced() -> bool:
 
 def must_be_contiguous() -> bool:
     return _now.contiguous
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, records the operations on vectors, matrices and so on."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if any(isinstance(t, Tensor) and t.ndim for t in tree_leaves((args, kwargs, found))):
+            self.seen.add(func)
+        return found
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -147,7 +147,7 @@ def _announce(simulation: Simulation, directory: RunDirectory | None, console: C
         f"{len(runs)} run{'s' * (len(runs) > 1)} × {some} clients on {settings.device}{place}{compiling}",
         soft_wrap=True,
     )
-    console.print(str(simulation.choice), soft_wrap=True)
+    console.print(simulation.plan.order, soft_wrap=True)
 
 
 def _standing(simulation: Simulation, *, short: bool = False) -> str:

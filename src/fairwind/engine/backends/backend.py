@@ -1,49 +1,59 @@
-"""Whether steps are compiled, and what compiles them."""
+"""What computes compiled steps: PyTorch's compiler, ahead of time or not, or C++ written for them."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Literal
 
 from fairwind.engine.backends.classifier import Classifier, applies
-from fairwind.engine.backends.compiling import Library, compiled_for_gpu, compiler_found
+from fairwind.engine.backends.compiling import Library, compiled_for_gpu
+from fairwind.engine.backends.native import compiler
+from fairwind.engine.executor import Run
+from fairwind.engine.local import PLAIN, Locals, Pass, Rules
+from fairwind.engine.machine import CPP_COMPILER, TRITON
+from fairwind.engine.plan import Steps
+from fairwind.engine.schedule import Planner
 from fairwind.engine.solver import Solver
 from fairwind.engine.stacked.chunks import Kind
+from fairwind.engine.stacked.model import StackedModel
 from fairwind.engine.stacked.workspace import Workspace
 from fairwind.errors import InputError, first_line
 
-# About how many seconds it takes: with PyTorch's compiler, or where C++ for these steps is at hand.
-SECONDS = {"cpu": 30, "cuda": 60}
-HANDWRITTEN_SECONDS = 3
-COMPILER = "a C++ compiler (g++ or clang++)"
+
+def handwritten(
+    model: StackedModel, planner: Planner, runs: Sequence[Run], ways: Mapping[Pass, Locals]
+) -> Literal["all", "some", "none"]:
+    """For which of the kinds of steps that runs need there is C++."""
+    federation = planner.federation
+    hosted = federation.compute_device is not None
+    data = federation.at(slice(0, 1)) if hosted else (federation.inputs, federation.targets)
+    rules: dict[Kind, Rules] = {run.algorithm.probe: PLAIN for run in runs if run.algorithm.probe != "none"}
+    rules |= {way: local.rules for way, local in ways.items()}
+    has = [applies(kind, model, data, rule, planner.solver) for kind, rule in rules.items()]
+    return "all" if all(has) else "some" if any(has) else "none"
 
 
-def seconds(steps: dict[Kind, Workspace], solver: Solver) -> float:
-    """About how long it takes to compile these kinds of steps."""
-    if all(has_handwritten_step(kind, workspace, solver) for kind, workspace in steps.items()):
-        return HANDWRITTEN_SECONDS
-    return SECONDS[next(iter(steps.values())).device.type]
-
-
-def compile_steps(kind: Kind, workspaces: Sequence[Workspace], solver: Solver) -> None:
+def compile_steps(how: Steps, kind: Kind, workspaces: Sequence[Workspace], solver: Solver) -> None:
     """Compiles the steps of a kind for each worker; if that fails, they run uncompiled, with a warning.
 
     Without a compiler, and where nothing compiled is cached, they are refused: a resumed run would differ.
     """
     first = workspaces[0]
-    if first.device.type == "cuda":  # where one worker has all rows
-        if not compiler_found(first.device):
-            raise _no_compiler("Triton")
+    if how == "torch.compile":  # where one worker has all rows
+        if find_spec("triton") is None:
+            raise _no_compiler(TRITON)
         first.step = compiled_for_gpu(first.step)
         return
     try:
-        if has_handwritten_step(kind, first, solver):
+        if how == "hand-written" and applies(kind, first.model, first.data, first.rules, solver):
             library: Library | Classifier = Classifier(kind, first.model, first.rules)
         else:
             library = Library(first.step, *first.example())
         for workspace in workspaces:
             workspace.compiled = library.driver()
     except Exception as error:  # whatever the compiler makes of a user's module
-        if not compiler_found(first.device):
-            raise _no_compiler(COMPILER) from error
+        if compiler() is None:
+            raise _no_compiler(CPP_COMPILER) from error
         warnings.warn(f"{kind} steps run uncompiled, and slower: {first_line(error)}", stacklevel=4)
 
 
@@ -52,9 +62,3 @@ def _no_compiler(missing: str) -> InputError:
         f"{missing} was not found, and this run compiles its steps: install it, or begin anew with "
         "--compile off (compile='off' in Python), which differs in the last bits"
     )
-
-
-def has_handwritten_step(kind: Kind, workspace: Workspace, solver: Solver) -> bool:
-    """Whether there is C++ for these steps."""
-    on_cpu = workspace.device.type == "cpu"
-    return on_cpu and applies(kind, workspace.model, workspace.data, workspace.rules, solver)

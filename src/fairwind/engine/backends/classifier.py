@@ -13,16 +13,16 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fairwind.engine import tuning
 from fairwind.engine.backends.native import build, library, source
 from fairwind.engine.local import Rules
 from fairwind.engine.solver import Solver
 from fairwind.engine.stacked.model import StackedModel
 from fairwind.engine.stacked.steps import Batches, Rows
-from fairwind.layers.pointwise import Operations
+from fairwind.layers.tracing import Operations
 
 KINDS = {"training": 0, "personal": 0, "gradient": 1, "loss": 2}  # as in the C++
 TYPES = {torch.float32: "float", torch.float64: "double"}
-LARGEST = 1 << 20  # bytes of a weight, so that it stays in the cache
 FILES = "classifier.cpp", "subnormal.h"
 LINEAR = {
     torch.ops.aten.addmm.default,
@@ -94,7 +94,7 @@ def _classifies(model: StackedModel, inputs: Any, targets: Any) -> bool:
     if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
         return False
     fit = inputs[0].numel() == features and inputs.dtype == model.dtype and targets.dtype == torch.int64
-    small = features * classes * model.dtype.itemsize <= LARGEST
+    small = features * classes * model.dtype.itemsize <= tuning.MAX_CLASSIFIER_BYTES
     return fit and small and inputs.is_contiguous() and targets.is_contiguous() and _is_linear(model, inputs)
 
 

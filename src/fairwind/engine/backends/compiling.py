@@ -11,7 +11,6 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -24,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from fairwind.data import samples
 from fairwind.engine.backends import cache
 from fairwind.engine.backends.graphs import out_of_memory
-from fairwind.engine.backends.native import build, compiler, library, named, source
+from fairwind.engine.backends.native import build, library, named, source
 from fairwind.engine.stacked.gradients import Product
 from fairwind.engine.stacked.steps import Batches, Rows, Step
 from fairwind.errors import first_line
@@ -47,10 +46,6 @@ CODES = {  # of types, in C++
     torch.bool: 11,
     torch.bfloat16: 15,
 }
-
-
-def compiler_found(device: torch.device) -> bool:
-    return find_spec("triton") is not None if device.type == "cuda" else compiler() is not None
 
 
 class Library:

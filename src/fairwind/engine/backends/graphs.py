@@ -8,8 +8,10 @@ import gc
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fairwind.errors import first_line
 
@@ -20,17 +22,15 @@ class Graphs:
     Graphs share a memory pool, because only one is replayed at a time.
     """
 
-    def __init__(self, device: torch.device):
-        self.on = device.type == "cuda"
-        # The allocator keeps memory per stream, so sharing needs a single stream.
-        self.stream = torch.cuda.Stream(device) if self.on else None  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device, *, on: bool):
+        self.device, self.on = device, on
+        self.stream: torch.cuda.Stream | None = None
         self.forget()
 
     def forget(self) -> None:
         """Drops all graphs, because tensors have moved."""
         self.recorded: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: done once, not recorded yet
-        # Also while recording is off, so that graphs share memory when it is turned on again.
-        self.pool = torch.cuda.graph_pool_handle() if self.stream else None
+        self.pool: Any = None
 
     def do(self, what: Hashable, work: Callable[[], None]) -> None:
         """Does the work, which `what` identifies."""
@@ -44,6 +44,10 @@ class Graphs:
 
     def _record(self, what: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
+        if self.stream is None:  # the allocator keeps memory per stream, so sharing needs a single one
+            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # a graph has its own memory pool, and cannot use the allocator's cache
         failed = None
@@ -77,6 +81,11 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def renew(place: Tensor, value: Tensor) -> None:
+    """Copies a value from the host to where graphs read it, without waiting for a GPU."""
+    place.copy_(value.pin_memory() if place.is_cuda else value, non_blocking=True)
 
 
 def recording() -> bool:

@@ -4,10 +4,10 @@ It takes any module that PyTorch can train. On a CPU, clients are distributed ov
 core; a large model uses all cores in each kernel instead. The stacked executor is tested against it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,23 +15,17 @@ from torch import Tensor
 from fairwind.contract import GradientAlgorithm, Local, MemoryAlgorithm, PersonalAlgorithm, Report
 from fairwind.data.counter import mix
 from fairwind.data.federation import Federation
-from fairwind.engine.executor import RoundSums, Run
+from fairwind.engine import tuning
+from fairwind.engine.executor import ClientUpdates, RoundSums, Run, Shared
 from fairwind.engine.layout import Parts
 from fairwind.engine.local import local_part
-from fairwind.engine.loop.learner import PROBED, Learner, Modification, difference, split
-from fairwind.engine.loop.tally import ClientResult, RunTotals, outcome
+from fairwind.engine.loop.learner import Learner, Modification, difference, split
+from fairwind.engine.loop.tally import ClientResult, RunTotals, measured, outcome
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
+from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.schedule import Order, Plan, Planner
 from fairwind.engine.workers import Workers
-
-TOGETHER = 64  # clients whose reports are added at once, at most,
-NUMBERS = 1 << 20  # and numbers of their updates
-
-
-def summing(runs: Sequence[Run]) -> list[int]:
-    """The runs whose servers get the mean gradient."""
-    return [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
 
 
 class Job(NamedTuple):
@@ -63,18 +57,18 @@ class Loop:
         planner: Planner,
         runs: list[Run],
         memories: Memories,
-        *,
-        workers: int = 1,
-        threads: int = 1,
-        factors: bool = False,
+        plan: ExecutionPlan,
     ):
-        """With `factors`, gradients of large dense layers are added to the weights without being stored."""
         self.federation, self.planner, self.runs, self.memories = federation, planner, runs, memories
-        self.threads = threads
-        self.summing = summing(runs)
-        self.workers = Workers([Learner(model.another(), factors=factors) for _ in range(workers)])
+        self.threads, self.gram_numbers = plan.threads.value, plan.sizes.gram_numbers
+        # The runs whose servers get the mean gradient
+        self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
+        factors = plan.gradients.value == "factored"
+        self.workers = Workers([Learner(model.another(), factors=factors) for _ in range(plan.workers.value)])
         self.layout = model.layout
-        self.together = max(1, min(TOGETHER, NUMBERS // model.layout.parameters))
+        self.together = max(
+            1, min(tuning.MAX_REPORTED_CLIENTS, tuning.MAX_REPORTED_NUMBERS // model.layout.parameters)
+        )
         self.unknown = torch.full((), torch.nan, dtype=torch.float64, device=federation.device)
 
     def prepare(self, round: int) -> int:
@@ -87,7 +81,7 @@ class Loop:
         entries, device = torch.arange(len(plan.client)), self.federation.device
         keys = plan.order_key.to(device), plan.dropout_key.to(device)
         training = self.planner.training(plan, entries).order(*keys)
-        probing = self.planner.probing(plan, entries, PROBED).order(*keys)
+        probing = self.planner.probing(plan, entries, tuning.MAX_LOOP_PROBED_SAMPLES).order(*keys)
         return Schedule(
             plan,
             _by_entry(training, plan.size * plan.epochs),
@@ -97,9 +91,25 @@ class Loop:
             plan.dropout_key.tolist(),
         )
 
-    def round(
-        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[RoundSums], None]
-    ) -> None:
+    def round(self, x: Tensor, loss0: Tensor, shared: Shared, finish: Callable[[RoundSums], None]) -> None:
+        more: dict[int, Tensor] = {}
+        tallies = [
+            RunTotals(r, run, x[r], partial(shared, r), self.memories, self.gram_numbers)
+            for r, run in enumerate(self.runs)
+        ]
+        for r, clients, report in self._trained(x, loss0, shared, more):
+            tallies[r].add(clients, report)
+        finish(outcome(tallies, more))
+
+    def updates(self, x: Tensor, loss0: Tensor, shared: Shared) -> Iterator[ClientUpdates]:
+        for r, clients, report in self._trained(x, loss0, shared, {}):
+            client = torch.tensor([each.client for each in clients], device=x.device)
+            yield ClientUpdates(r, client, report, torch.stack([each.update for each in clients]))
+
+    def _trained(
+        self, x: Tensor, loss0: Tensor, shared: Shared, more: dict[int, Tensor]
+    ) -> Iterator[tuple[int, list[ClientResult], Report]]:
+        """A few clients of a run at a time, with their reports (n,); `more` is given the mean gradients."""
         jobs = [
             Job(r, entry, client)
             for r, run in enumerate(self.runs)
@@ -107,23 +117,22 @@ class Loop:
         ]
         models = [self.layout.parts(each) for each in x]
         with self.workers.states[0].model.own_generators():
-            probes, more = self._gradients(x, models, jobs)
+            probes, gradients = self._gradients(x, models, jobs)
+            more |= gradients
 
             @torch.enable_grad()
             def train(job: Job, learner: Learner) -> ClientResult:
                 r = job.run
-                trained = self._train(x[r], models[r], states[r], more.get(r), job, learner, probes.get(job))
+                trained = self._train(x[r], models[r], shared, more.get(r), job, learner, probes.get(job))
                 if isinstance(self.runs[r].algorithm, PersonalAlgorithm):
                     self._train_personal(x[r], job, learner)
                 return trained
 
-            tallies = [RunTotals(r, run, x[r], states[r], self.memories) for r, run in enumerate(self.runs)]
             done = zip(jobs, self.workers.map(train, jobs), strict=True)
             for r, of_run in groupby(done, lambda pair: pair[0].run):
                 while some := list(islice(of_run, self.together)):
-                    entries = [job.entry for job, _ in some]
-                    tallies[r].add([trained for _, trained in some], self._report(r, entries, loss0))
-        finish(outcome(tallies, more))
+                    entries, clients = [job.entry for job, _ in some], [trained for _, trained in some]
+                    yield r, clients, measured(clients, self._report(r, entries, loss0))
 
     def _report(self, r: int, entries: list[int], loss0: Tensor) -> Report:
         """The reports of a run's clients, without what they measured."""
@@ -163,7 +172,7 @@ class Loop:
         return found, {r: each / max(1, weight[r]) for r, each in total.items()}
 
     def _modification(
-        self, job: Job, x: Tensor, received: Parts, state: Any, mean: Tensor | None
+        self, job: Job, x: Tensor, received: Parts, shared: Shared, mean: Tensor | None
     ) -> Modification:
         """How a client's local steps are modified."""
         run = self.runs[job.run]
@@ -173,7 +182,7 @@ class Loop:
             return Modification()
         w = -local.pull * x
         if local.shared is not None:
-            w += local.shared(state).to(x.dtype)
+            w += shared(job.run).to(x.dtype)
         if isinstance(run.algorithm, MemoryAlgorithm):
             w += run.algorithm.memory.factor * self.memories.take(job.run, torch.tensor([job.client]))[0]
         if corrected:
@@ -186,7 +195,7 @@ class Loop:
         self,
         x: Tensor,
         received: Parts,
-        state: Any,
+        shared: Shared,
         mean: Tensor | None,
         job: Job,
         learner: Learner,
@@ -195,7 +204,7 @@ class Loop:
         """A client probes (unless done) and trains from x (P,), whose parts it received."""
         learner.model.load(received)
         loss, grad_norm = probed or self._probe(learner, job)
-        self._steps(learner, job, self._modification(job, x, received, state, mean))
+        self._steps(learner, job, self._modification(job, x, received, shared, mean))
         update, update_norm = difference(x, received, learner.model.weights)
         return ClientResult(job.client, loss, grad_norm, update_norm, update)
 

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from fairwind.contract import Local
+from fairwind.engine import tuning
 from fairwind.engine.layout import copy_into
+from fairwind.engine.machine import without_cudnn
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.solver import Solver
 from fairwind.layers.factored import add_gradients, factored, squared_norm, take_factors
-
-BLOCK = 1 << 18  # numbers that are added up at once
-FEW = 8  # clients
-PROBED = 512  # samples that are probed at once
 
 
 class Modification(NamedTuple):
@@ -37,9 +35,7 @@ class Learner:
         """With `factors`, gradients of large dense layers are added to the weights without being stored."""
         self.model = model
         self.layers = factored(model.module) if factors else []
-        # In evaluation mode cuDNN's recurrent layers have no backward pass.
-        recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.module.modules())
-        self.without_cudnn = recurrent and model.start.is_cuda
+        self.recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.module.modules())
 
     def steps(
         self, solver: Solver, lr: float, batches: Iterator[Callable[[], Tensor]], modification: Modification
@@ -121,8 +117,7 @@ class Learner:
                 losses.append(loss.detach())
                 yield loss
 
-        cudnn = torch.backends.cudnn.flags(enabled=False) if self.without_cudnn else nullcontext()
-        with cudnn:
+        with without_cudnn(self.model.start.device) if self.recurrent else nullcontext():
             found = [_dense(g) for g in self.model.gradients(parts())]
         for g, place in zip(found, gradient or (), strict=gradient is not None):
             place.copy_(torch.zeros_like(place) if g is None else g)
@@ -138,7 +133,7 @@ class Learner:
     def _shares(self, samples: Tensor) -> list[tuple[Tensor, float]]:
         """Samples in parts that are probed at once, with the share of each in their loss."""
         loss = self.model.loss
-        parts = split(samples, loss.batch_size if loss.batched else PROBED)
+        parts = split(samples, loss.batch_size if loss.batched else tuning.MAX_LOOP_PROBED_SAMPLES)
         return list(zip(parts, loss.shares(parts, self.model.sample_weights), strict=True))
 
     @torch.no_grad()
@@ -183,7 +178,11 @@ class CompensatedSum:
 
     def add(self, coef: float, update: Tensor) -> None:
         """Adds an update, which must not be used afterwards."""
-        if self.few is None or self.terms == FEW or not 1e-6 < abs(coef / self.scale) < 1e6:
+        if (
+            self.few is None
+            or self.terms == tuning.MAX_SUMMED_UPDATES
+            or not 1e-6 < abs(coef / self.scale) < 1e6
+        ):
             self.flush()
             if coef:
                 self.few, self.terms, self.scale = update, 1, coef
@@ -195,7 +194,9 @@ class CompensatedSum:
         """The sum of all terms so far."""
         if self.few is not None:
             # In blocks whose copies in float64 stay in the cache
-            for total, few in zip(*(torch.split(t, BLOCK) for t in (self.total, self.few)), strict=True):
+            for total, few in zip(
+                *(torch.split(t, tuning.MAX_CACHED_NUMBERS) for t in (self.total, self.few)), strict=True
+            ):
                 total.add_(few, alpha=self.scale)
         self.few = None
         return self.total
@@ -215,13 +216,17 @@ def _joined(norms: Sequence[Tensor]) -> Tensor:
 def _blocks(part: Tensor) -> Sequence[Tensor]:
     """A tensor in pieces that stay in the cache."""
     part = part.detach()
-    return (part,) if part.numel() <= BLOCK else torch.split(part.reshape(-1), BLOCK)
+    return (
+        (part,)
+        if part.numel() <= tuning.MAX_CACHED_NUMBERS
+        else torch.split(part.reshape(-1), tuning.MAX_CACHED_NUMBERS)
+    )
 
 
 @torch.no_grad()
 def difference(x: Tensor, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The update x − after (P,) and its norm, where `before` are the parts of x."""
-    if len(x) <= BLOCK:
+    if len(x) <= tuning.MAX_CACHED_NUMBERS:
         update = torch.cat([part.reshape(-1) for part in after])
         torch.sub(x, update, out=update)
         return update, norm([update])

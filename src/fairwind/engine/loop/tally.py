@@ -1,5 +1,6 @@
 """One run's sums of a round, to which the loop adds its clients a few at a time."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,12 +25,29 @@ class ClientResult(NamedTuple):
     update: Tensor  # δ (P,)
 
 
+def measured(clients: list[ClientResult], report: Report) -> Report:
+    """The clients' reports (n,), with the numbers that they measured."""
+    return report._replace(
+        loss=torch.stack([each.loss for each in clients]),
+        grad_norm=torch.stack([each.grad_norm for each in clients]),
+        update_norm=torch.stack([each.update_norm for each in clients]),
+    )
+
+
 class RunTotals:
     """What a run's clients add up to."""
 
-    def __init__(self, r: int, run: Run, x: Tensor, state: Any, memories: Memories):
-        """For the r-th run, whose clients receive x (P,)."""
-        self.r, self.algorithm, self.state, self.memories = r, run.algorithm, state, memories
+    def __init__(
+        self,
+        r: int,
+        run: Run,
+        x: Tensor,
+        shared: Callable[[], Tensor],
+        memories: Memories,
+        gram_numbers: int,
+    ):
+        """For the r-th run, whose clients receive x (P,) and u (P,), if that is `shared`."""
+        self.r, self.algorithm, self.shared, self.memories = r, run.algorithm, shared, memories
         self.total = CompensatedSum(x)
         self.sums: Any = None
         self.used, self.left_out = torch.zeros(2, dtype=torch.int64, device=x.device)
@@ -39,15 +57,10 @@ class RunTotals:
             self.change = torch.zeros_like(x, dtype=torch.float64)
         self.held: RoundUpdates | None = None
         if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
-            self.held = RoundUpdates(self.algorithm, lambda matrices: matrices[0])
+            self.held = RoundUpdates(self.algorithm, lambda matrices: matrices[0], gram_numbers)
 
     def add(self, clients: list[ClientResult], report: Report) -> None:
-        """Adds clients, given also their report (n,), whose measured numbers are still missing."""
-        report = report._replace(
-            loss=torch.stack([each.loss for each in clients]),
-            grad_norm=torch.stack([each.grad_norm for each in clients]),
-            update_norm=torch.stack([each.update_norm for each in clients]),
-        )
+        """Adds clients, given also their reports (n,)."""
         self.lowest = torch.fmin(self.lowest, report.loss.nan_to_num(torch.inf).min())
         if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
             usable = usable_clients(self.algorithm, report)
@@ -77,7 +90,7 @@ class RunTotals:
     ) -> None:
         """Updates the clients' memories."""
         update, numbers = _together(clients).clone(), self._numbers(clients)
-        shared = algorithm.local.shared(self.state).to(update.dtype) if algorithm.local.shared else 0.0
+        shared = self.shared().to(update.dtype) if algorithm.local.shared else 0.0
         memory = partial(self.memories.take, self.r, numbers)
         change = changed(algorithm.memory.change(report), memory, shared, update, usable)
         self.memories.add(self.r, numbers, change)

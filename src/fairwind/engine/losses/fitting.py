@@ -14,13 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import hash_into, mapped, take, tensors
+from fairwind.engine import tuning
 from fairwind.engine.losses.loss import IGNORED, Loss, cross_entropy
 from fairwind.engine.losses.pytorch import CLASSES, as_module, entropy_loss, fitted, is_known
 from fairwind.engine.modules import read
 from fairwind.errors import InputError, first_line
 from fairwind.scores.reading import class_axis, first_output
 
-NUMBERS = 1 << 22  # of outputs that are looked at together
 BINARY = nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss
 SIGNS = nn.SoftMarginLoss, nn.HingeEmbeddingLoss, nn.CosineEmbeddingLoss, nn.MarginRankingLoss
 
@@ -215,7 +215,7 @@ def sample_weights(loss: Loss, outputs: Any, federation: Federation) -> Tensor |
         return None
     parts = []
     numbers = sum(t[0].numel() for t in tensors(outputs))
-    step = max(1, NUMBERS // numbers)
+    step = max(1, tuning.MAX_FITTED_NUMBERS // numbers)
     for begin in range(0, federation.samples, step):
         _, targets = federation.at(slice(begin, min(begin + step, federation.samples)))
         count = len(tensors(targets)[0])

@@ -4,17 +4,17 @@ from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fairwind.data.counter import mixed, segments
+from fairwind.data.counter import mix, segments
+from fairwind.engine import tuning
 from fairwind.engine.executor import Run
 from fairwind.engine.local import PASSES, trains
-from fairwind.engine.plan import LAUNCHED
+from fairwind.engine.plan import ExecutionPlan, chunk_numbers
 from fairwind.engine.ranks import Ranks
 from fairwind.engine.schedule import Order, Plan, Planner, Selection, places
+from fairwind.engine.solver import Solver
 from fairwind.engine.stacked.model import StackedModel
-from fairwind.layers.gpu import lstm
-from fairwind.layers.gpu.sixteen_bits import has_shared_memory, tf32_allowed
 
 
 class Chunk(NamedTuple):
@@ -53,7 +53,7 @@ class Chunk(NamedTuple):
 
     def dropout_keys(self, order: Order) -> Tensor:
         """The random keys of the batches' dropout (Σ counts,)."""
-        return mixed(order.dropout_key[self.batch_entry], self.batch_step)
+        return mix(order.dropout_key[self.batch_entry], self.batch_step)
 
 
 def chunk_of(
@@ -119,10 +119,17 @@ def round_robin(count: int, parts: int) -> list[Tensor]:
     return [torch.arange(count)[k::parts] for k in range(min(parts, count))]
 
 
+def row_numbers(model: StackedModel, solver: Solver, batch_size: int, vectors: int) -> int:
+    """How many numbers a row holds, apart from its samples, with this many further vectors."""
+    # Its parameters, received ones, gradient, moments and a temporary; the activations of a batch, and
+    # their gradients.
+    kept, activations = max(1, solver.moments), 2 * batch_size * model.per_sample
+    return (4 + kept + vectors) * model.layout.parameters + model.per_row + activations
+
+
 # What rows are used for: kinds of training, and probes
 Kind = Literal["training", "corrected", "personal", "gradient", "loss"]
 PROBES: tuple[Kind, ...] = ("gradient", "loss")
-WORTH = 1 << 24  # numbers that pass through steps, from which on several workers are faster than one
 
 
 class Cutter:
@@ -133,38 +140,30 @@ class Cutter:
         model: StackedModel,
         planner: Planner,
         runs: list[Run],
+        plan: ExecutionPlan,
         *,
-        budget: int,
-        workers: int,
         apart: Collection[int] = (),
         vectors: int = 0,
     ):
-        """`budget` is how many numbers the rows of a chunk may hold together.
-
-        For the runs `apart`, chunks record which rows are theirs. Rows have this many further `vectors`.
-        """
+        """For the runs `apart`, chunks record which rows are theirs. Rows have so many further `vectors`."""
         self.apart, self.vectors = apart, vectors
         self.model, self.planner, self.runs = model, planner, runs
-        self.budget, self.workers = budget, workers
-        self.on_gpu = planner.federation.device.type == "cuda"
+        self.workers, self.even = plan.workers.value, plan.sizes.even_chunks
+        # How many numbers the rows of a chunk may hold together; and with how many launching costs little
+        self.budget = chunk_numbers(plan.memory.value, model.dtype.itemsize)
+        self.launched = tuning.MIN_NUMBERS_PER_LAUNCH * model.operations if plan.steps.value == "eager" else 0
         self.seeds = sorted({run.seed for run in runs})
         self.run_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])  # (R,)
         # Samples of a client per probe batch: more are faster, but clients with fewer samples are padded.
         sizes = planner.probed(planner.federation.train)
         typical, largest = int(sizes.double().mean()), max(1, int(sizes.max()))
-        probed = min(256 if self.on_gpu else 64, max(32, 1 << typical.bit_length() - 1), largest)
+        probed = min(plan.sizes.probed_samples, max(32, 1 << typical.bit_length() - 1), largest)
         if model.loss.batched:
             probed = model.loss.batch_size
         self.batch_sizes: dict[Kind, int] = dict.fromkeys(PROBES, probed)
         self.batch_sizes |= dict.fromkeys(PASSES, planner.solver.batch_size)
         self.plan: Plan | None = None
         self.steps = 0  # of a round, in all
-        self.compiled = False
-
-    @property
-    def launched(self) -> int:
-        """Numbers of a chunk from which on launching operations one by one costs little."""
-        return 0 if self.compiled or self.on_gpu else LAUNCHED * self.model.operations
 
     def begin(self, round: int, ranks: Ranks) -> int:
         """Prepares a round and this rank's rows; returns the number of local steps of all ranks."""
@@ -200,14 +199,14 @@ class Cutter:
         if not len(rows):
             return []
         costs = self._costs(kind, rows)
-        if self.on_gpu:  # of one size, so that all reuse the same memory
+        if self.even:  # of one size, so that all reuse the same memory
             parts = evenly(costs, self.budget)
         else:
             parts = list(chunks(costs, self.budget))
             # Few rows: each worker gets equally many, of all lengths, if there is enough work to wake it up
             # (and if workers would not mostly wait for the GIL).
             work = int(self._steps(kind, rows).sum()) * self.fixed(kind)
-            enough = work >= WORTH and int(costs.sum()) >= self.launched
+            enough = work >= tuning.MIN_SHARED_NUMBERS and int(costs.sum()) >= self.launched
             if len(parts) < 8 * self.workers and (len(parts) > 1 or enough):
                 parts = round_robin(len(rows), -(-len(parts) // self.workers) * self.workers)
         if len(parts) > 1 and len(parts[-1]) == 1 < len(parts[-2]):  # the compiler specialises one row
@@ -237,11 +236,7 @@ class Cutter:
 
     def fixed(self, kind: Kind) -> int:
         """How many numbers a row holds, apart from its samples."""
-        # Its parameters, received ones, gradient, moments and a temporary; the activations of a batch, and
-        # their gradients.
-        model, kept = self.model, max(1, self.planner.solver.moments)
-        activations = 2 * self.batch_sizes[kind] * model.per_sample
-        return (4 + kept + self.vectors) * model.layout.parameters + model.per_row + activations
+        return row_numbers(self.model, self.planner.solver, self.batch_sizes[kind], self.vectors)
 
     def _steps(self, kind: Kind, rows: Tensor) -> Tensor:
         assert self.plan is not None
@@ -263,17 +258,3 @@ class Cutter:
         if kind in PASSES:  # an epoch is shuffled as a whole, even if few of its steps are taken
             samples = samples.maximum((self.plan.size * self.plan.epochs)[self.row_entry[rows]])
         return self.fixed(kind) + own * samples
-
-    def saved(self, world: int) -> float:
-        """Approximately how many seconds compiled steps save in a round, on one of so many ranks."""
-        solver, size = self.planner.solver, self.planner.federation.train
-        steps = solver.local_steps(solver.work[1], -(-size // solver.batch_size))
-        numbers = self.planner.participants * len(self.runs) // world * self.fixed("training")
-        if self.on_gpu:  # passes over memory; but many small products gain nothing
-            recurrent = [layer for layer in self.model.training.modules() if isinstance(layer, nn.RNNBase)]
-            by_token = not all(
-                lstm.fits(layer) and tf32_allowed() and has_shared_memory() for layer in recurrent
-            )
-            return 0.0 if by_token else 3e-12 * numbers * float(steps.double().mean())
-        calls = max(int(steps.max()), int(numbers // self.budget * steps.double().mean()))
-        return 1e-3 * calls

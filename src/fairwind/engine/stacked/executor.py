@@ -4,7 +4,7 @@ Rows are sorted by their number of local steps, so the rows still training are a
 They are trained in chunks that fit into memory; only sums leave a chunk.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,13 +13,15 @@ from torch import Tensor
 
 from fairwind.contract import Report
 from fairwind.data.federation import Federation
-from fairwind.engine.backends.backend import compile_steps, has_handwritten_step, seconds
-from fairwind.engine.backends.graphs import Graphs, out_of_memory, recording
+from fairwind.engine import tuning
+from fairwind.engine.backends.backend import compile_steps
+from fairwind.engine.backends.graphs import Graphs, out_of_memory, recording, renew
 from fairwind.engine.evaluation import split
-from fairwind.engine.executor import RoundSums, Run, over_ranks
+from fairwind.engine.executor import ClientUpdates, RoundSums, Run, Shared, over_ranks
 from fairwind.engine.extras import AlgorithmExtras, MeanGradient, Trained
-from fairwind.engine.local import PASSES, Locals, Modifications, Pass
+from fairwind.engine.local import Locals, Modifications, locals_of
 from fairwind.engine.memory import Memories
+from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.schedule import Planner
 from fairwind.engine.stacked.chunks import PROBES, Chunk, Cutter, Kind
@@ -32,9 +34,6 @@ from fairwind.errors import InputError, first_line
 
 T = TypeVar("T")
 Workspaces = dict[Kind, Workspace]
-FEW = 16  # chunks per worker that are reused if all rounds are alike
-LONG = 3000  # steps of a round beyond which a CUDA graph of all of them is too large
-COUNTS = 128  # at most this many numbers of rows have a CUDA graph; others are rounded up to these
 
 
 class Stacked:
@@ -47,25 +46,21 @@ class Stacked:
         planner: Planner,
         runs: list[Run],
         memories: Memories,
-        *,
-        budget: int,
-        workers: int = 1,
+        plan: ExecutionPlan,
         ranks: Ranks = ALONE,
     ):
-        """`budget` is how many numbers the rows of a chunk may hold together."""
-        self.model, self.planner, self.runs, self.threads = model, planner, runs, 1
-        self.device, self.ranks = federation.device, ranks
-        like = torch.empty(0, dtype=model.dtype, device=self.device)
-        found = [Locals(runs, way, like) for way in PASSES]
-        self.locals: dict[Pass, Locals] = {each.way: each for each in found if each.parts}
-        self.extras = AlgorithmExtras(model.layout, memories, runs, federation, workers=workers)
-        vectors = max(each.rules.own + each.rules.corrected for each in self.locals.values())
-        self.cutter = Cutter(
-            model, planner, runs, budget=budget, workers=workers, apart=self.extras.apart, vectors=vectors
-        )
+        self.model, self.planner, self.runs, self.plan = model, planner, runs, plan
+        self.threads, self.device, self.ranks = plan.threads.value, federation.device, ranks
+        self.locals = locals_of(runs, torch.empty(0, dtype=model.dtype, device=self.device))
+        self.extras = AlgorithmExtras(model.layout, memories, runs, federation, plan)
+        vectors = max(each.rules.vectors for each in self.locals.values())
+        self.cutter = Cutter(model, planner, runs, plan, apart=self.extras.apart, vectors=vectors)
         self.algorithms = by_algorithm(runs)
-        self.step_graphs, self.round_graphs = Graphs(self.device), Graphs(self.device)
-        models = [model, *(model.another() for _ in range(workers - 1))]
+        # A round that repeats is recorded as a whole: then its chunks are kept, and its steps not recorded.
+        self.whole_rounds = plan.graphs.value == "rounds"
+        self.step_graphs = Graphs(self.device, on=plan.graphs.value == "steps")
+        self.round_graphs = Graphs(self.device, on=self.whole_rounds)
+        models = [model, *(model.another() for _ in range(plan.workers.value - 1))]
         self.federation = federation
         # If samples are on the host, one of them gives their types and shapes.
         hosted = federation.compute_device is not None
@@ -75,12 +70,7 @@ class Stacked:
         self.keys: tuple[Tensor, Tensor] | None = None
         self.lr = torch.zeros((), dtype=torch.float64, device=self.device)
         self.ran_short = False  # of memory, in this round
-        self.uncompiled = False  # and is to be compiled
-        # A round that repeats is recorded as a whole: then its chunks are kept, and its steps not recorded.
-        self.records = self.round_graphs.on
-        plain = not (hosted or self.extras.seeing or memories.on_host)
-        self.whole_rounds = self.records and planner.repeats and ranks.world == 1 and plain
-        self.step_graphs.on &= not self.whole_rounds
+        self.uncompiled = plan.steps.value != "eager"  # and is to be compiled
 
     def _workspaces(self, model: StackedModel, data: tuple[Any, Any]) -> Workspaces:
         solver, sizes = self.planner.solver, self.cutter.batch_sizes
@@ -95,30 +85,6 @@ class Stacked:
             made[way] = Workspace(step, *trained, kept=solver.moments, casts=True, rules=local.rules)
         return made
 
-    def compile_seconds(self) -> tuple[float, float]:
-        """About how many seconds compiled steps save in a round, and how many it takes to compile them."""
-        return self.cutter.saved(self.ranks.world), seconds(self._needed(), self.planner.solver)
-
-    @property
-    def handwritten(self) -> bool:
-        """Whether there is C++ for all kinds of steps that are needed."""
-        solver = self.planner.solver
-        return all(has_handwritten_step(kind, each, solver) for kind, each in self._needed().items())
-
-    @property
-    def graphs(self) -> str:
-        """What is recorded as CUDA graphs."""
-        return "rounds" if self.whole_rounds else "steps" if self.step_graphs.on else "none"
-
-    def compile(self) -> None:
-        """Compiles the steps before the first round."""
-        self.uncompiled = self.cutter.compiled = True
-
-    def enlarge(self) -> int:
-        """Enlarges the budget, if launching the operations of uncompiled steps needs larger chunks."""
-        self.cutter.budget = max(self.cutter.budget, self.cutter.launched)
-        return self.cutter.budget
-
     def _needed(self) -> Workspaces:
         """The kinds of steps that will be used, and the first worker's workspaces for them."""
         kinds = {*self.locals, *(run.algorithm.probe for run in self.runs)}
@@ -128,72 +94,74 @@ class Stacked:
         if self.uncompiled:
             self.uncompiled = False
             for kind in self._needed():
-                compile_steps(kind, [each[kind] for each in self.workers.states], self.planner.solver)
+                workspaces = [each[kind] for each in self.workers.states]
+                compile_steps(self.plan.steps.value, kind, workspaces, self.planner.solver)
         steps = self.cutter.begin(round, self.ranks)
         if self.ran_short:
             self.kept.clear()
             self.ran_short = False
         steps_kept = sum(len(chunk.counts) for kept in self.kept.values() for _, chunk in kept if chunk)
-        if self.whole_rounds and (steps_kept > LONG or not self.round_graphs.on):
-            self.whole_rounds, self.step_graphs.on = False, self.records
+        if self.whole_rounds and (steps_kept > tuning.MAX_GRAPH_STEPS or not self.round_graphs.on):
+            self.whole_rounds, self.step_graphs.on = False, True
             self.kept.clear()
         assert self.cutter.plan is not None
         drawn = self.cutter.plan.order_key, self.cutter.plan.dropout_key
         if self.whole_rounds and self.keys is not None:
             for place, key in zip(self.keys, drawn, strict=True):
-                place.copy_(key.pin_memory() if place.is_cuda else key, non_blocking=True)
+                renew(place, key)
         else:
             self.keys = drawn[0].to(self.device), drawn[1].to(self.device)
         self.lr.fill_(self.planner.solver.rate(round))
         return steps
 
-    def round(
-        self, x: Tensor, loss0: Tensor, states: Sequence[Any], finish: Callable[[RoundSums], None]
-    ) -> None:
+    def round(self, x: Tensor, loss0: Tensor, shared: Shared, finish: Callable[[RoundSums], None]) -> None:
         if not self.whole_rounds:
-            return finish(self._outcome(x, loss0, states))
-        self.round_graphs.do("a round", lambda: finish(self._outcome(x, loss0, states)))
+            return finish(self._sums(x, loss0, shared))
+        self.round_graphs.do("a round", lambda: finish(self._sums(x, loss0, shared)))
         if self.ran_short:  # its chunks will be others
             self.round_graphs.forget()
         return None
 
     @torch.no_grad()
-    def _outcome(self, x: Tensor, loss0: Tensor, states: Sequence[Any]) -> RoundSums:
-        layout, rows = self.model.layout, len(self.cutter.row_run)
+    def updates(self, x: Tensor, loss0: Tensor, shared: Shared) -> Iterator[ClientUpdates]:
+        layout = self.model.layout
         models = layout.as_matrices(layout.parts(x))
-        loss, grad_norm = torch.full((2, rows), torch.nan, dtype=torch.float64, device=self.device)
-        gradients = {r: MeanGradient(x[r]) for r in self.extras.summing}
-        for kind in PROBES:
-            for chunk, measured in self._chunked(kind, partial(self._probe, kind, models)):
-                loss[chunk.rows], grad_norm[chunk.rows] = measured[:2]
-                for r, found in measured[2].items():
-                    gradients[r].add(*found)
-        more = {r: gradient.mean() for r, gradient in gradients.items()}
+        probed, more = self._probes(x, models)
+        local = self.locals["training"]
+        modifications = local.modifications(layout, x, shared, more)
+        train = partial(self._train, local, modifications, models, probed, loss0)
+        for chunk, (report, delta) in self._chunked("training", train):
+            flat = layout.from_matrices(delta)
+            for r in chunk.runs:
+                mine = (chunk.row_run == r).nonzero()[:, 0]
+                own = Report(*(field[mine] for field in report))
+                yield ClientUpdates(r, chunk.clients(mine), own, flat[mine])
+
+    @torch.no_grad()
+    def _sums(self, x: Tensor, loss0: Tensor, shared: Shared) -> RoundSums:
+        layout = self.model.layout
+        models = layout.as_matrices(layout.parts(x))
+        probed, more = self._probes(x, models)
         held = self.extras.held()
         totals = RoundTotals(len(self.runs), models)
 
-        def train(
+        def work(
             local: Locals, modifications: Modifications, chunk: Chunk, workspaces: Workspaces
         ) -> Trained:
-            rows = self._work(chunk, workspaces[local.way], models, modifications, local)
-            delta = layout.as_matrices(rows.weights)
             if local.way == "personal":
-                return self.extras.keep_models(chunk, delta)
-            start = chunk.runs_there if len(chunk.runs) == 1 else chunk.row_run
-            for trained, model in zip(delta, models, strict=True):
-                torch.sub(model.index_select(0, start), trained, out=trained)
-            report = self._report(chunk, loss0)
-            report = report._replace(
-                update_norm=norms(delta), loss=loss[chunk.rows], grad_norm=grad_norm[chunk.rows]
-            )
-            part = contributions(self.algorithms, chunk, report, delta, waits=not self.records)
+                rows = self._work(chunk, workspaces["personal"], models, modifications, local)
+                return self.extras.keep_models(chunk, layout.as_matrices(rows.weights))
+            given = local, modifications, models, probed, loss0, chunk, workspaces
+            report, delta = self._train(*given)
+            waits = self.plan.graphs.value == "none"
+            part = contributions(self.algorithms, chunk, report, delta, waits=waits)
             return self.extras.after(
                 local, modifications, chunk, report, delta, part, copy=not self.one_chunk
             )
 
         for way, local in self.locals.items():
-            modifications = local.modifications(layout, x, states, more)
-            for chunk, trained in self._chunked(way, partial(train, local, modifications)):
+            modifications = local.modifications(layout, x, shared, more)
+            for chunk, trained in self._chunked(way, partial(work, local, modifications)):
                 if trained.part is not None:
                     totals.add(chunk, trained.part)
                 for r, change in trained.changes.items():
@@ -202,6 +170,38 @@ class Stacked:
                     held[r].add(*each)
                 self.extras.remember(local, trained)
         return over_ranks(totals.outcome(layout, more, held), self.runs, self.ranks)
+
+    def _probes(self, x: Tensor, models: list[Tensor]) -> tuple[tuple[Tensor, Tensor], dict[int, Tensor]]:
+        """Every row's loss and norm of its gradient, NaN if not probed; and the mean gradients of runs."""
+        rows = len(self.cutter.row_run)
+        loss, grad_norm = torch.full((2, rows), torch.nan, dtype=torch.float64, device=self.device)
+        gradients = {r: MeanGradient(x[r]) for r in self.extras.summing}
+        for kind in PROBES:
+            for chunk, measured in self._chunked(kind, partial(self._probe, kind, models)):
+                loss[chunk.rows], grad_norm[chunk.rows] = measured[:2]
+                for r, found in measured[2].items():
+                    gradients[r].add(*found)
+        return (loss, grad_norm), {r: gradient.mean() for r, gradient in gradients.items()}
+
+    def _train(
+        self,
+        local: Locals,
+        modifications: Modifications,
+        models: list[Tensor],
+        probed: tuple[Tensor, Tensor],
+        loss0: Tensor,
+        chunk: Chunk,
+        workspaces: Workspaces,
+    ) -> tuple[Report, list[Tensor]]:
+        """The rows' reports and updates, as matrices."""
+        rows = self._work(chunk, workspaces[local.way], models, modifications, local)
+        delta = self.model.layout.as_matrices(rows.weights)
+        start = chunk.runs_there if len(chunk.runs) == 1 else chunk.row_run
+        for trained, model in zip(delta, models, strict=True):
+            torch.sub(model.index_select(0, start), trained, out=trained)
+        loss, grad_norm = (measured[chunk.rows] for measured in probed)
+        report = self._report(chunk, loss0)
+        return report._replace(update_norm=norms(delta), loss=loss, grad_norm=grad_norm), delta
 
     def _chunked(self, kind: Kind, work: Callable[[Chunk, Workspaces], T]) -> Iterator[tuple[Chunk, T]]:
         """Rows in chunks within the budget, and their results.
@@ -213,10 +213,10 @@ class Stacked:
         else:
             pending = [(rows, None) for rows in self.cutter.cut(kind, self.cutter.rows(kind))]
         # Tables of many chunks would be as large as the federation's.
-        few = FEW * len(self.workers.states)
+        few = tuning.MAX_REUSED_CHUNKS * len(self.workers.states)
         keep = self.whole_rounds or (self.planner.repeats and len(pending) <= few)
         finished: list[tuple[Tensor, Chunk | None]] = []
-        most_counts = COUNTS if self.step_graphs.on else None
+        most_counts = tuning.MAX_GRAPH_ROW_COUNTS if self.step_graphs.on else None
 
         @torch.no_grad()
         def attempt(item: tuple[Tensor, Chunk | None], workspaces: Workspaces) -> tuple[Chunk, T] | str:

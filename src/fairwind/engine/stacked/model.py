@@ -12,15 +12,15 @@ from torch.func import functional_call, grad, vmap
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, mapped, take
+from fairwind.engine import tuning
 from fairwind.engine.layout import Parts
+from fairwind.engine.machine import products
 from fairwind.engine.modules import activations, copied, duplicate, read
 from fairwind.engine.plain import PlainModel, judged
-from fairwind.engine.precision import products
 from fairwind.engine.stacked.gradients import Dense, Factored, Gradient, is_linear, watch
 from fairwind.errors import first_line
 from fairwind.layers import CountedRandomness, OperationCounter, key_names, stackable
 
-LARGE = 1 << 14  # size of a weight from which on a factored gradient pays
 # Tolerance of gradients relative to their norm; in float32 cuDNN may round factors to TF32.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
 
@@ -42,23 +42,18 @@ class StackedModel:
 
     stacks = True
 
+    per_row: int  # numbers that a row's local step holds, besides
+    per_sample: int  # those of each sample
+    operations: int  # that a local step launches
+
     def __init__(
-        self,
-        model: nn.Module,
-        plain: PlainModel,
-        federation: Federation,
-        *,
-        compute: torch.dtype | None = None,
-        factored: bool = False,
+        self, model: nn.Module, plain: PlainModel, device: torch.device, compute: torch.dtype | None = None
     ):
-        """Local steps are computed in the type `compute`, if given; large gradients may be `factored`."""
-        if why := plain.cannot_stack(federation):
-            raise CannotStackError(why)
+        """Local steps are computed in the type `compute`, if given. Use `stack`, which tries it."""
         self.loss, self.judges = replace(plain.loss, kernel=None), plain.judges
-        self.sample_weights = plain.sample_weights
+        self.sample_weights, self.evaluated_numbers = plain.sample_weights, plain.evaluated_numbers
         self.layout, self.dtype = plain.layout, plain.dtype
         self.compute = compute or self.dtype
-        device = federation.device
         self.training = plain.augmentation.attach(stackable(copied(model, training=True)).to(device))
         self.evaluating = stackable(copied(model, training=False)).to(device)
         self.probing = self.evaluating
@@ -67,19 +62,9 @@ class StackedModel:
             self.probing = stackable(copied(model, training=False)).to(device).to(self.compute)
         self.keys = key_names(self.training)
         self.replaces = plain.replaces  # functions that its forward pass calls, such as attention
-        self.factored: dict[int, str] = {}  # parts whose gradients are left as factors, and their layers
-        try:
-            with products("float32", device):
-                self._try(plain, federation)
-                if factored:
-                    self._factor(plain.start, federation)
-        except CannotStackError:
-            raise
-        except Exception as error:  # whatever a user's module makes of vectorised tensors
-            hint = ""
-            if self.compute != self.dtype and "dtype" in str(error):
-                hint = f" (in {str(self.compute)[6:]}; precision=float32 avoids that)"
-            raise CannotStackError(f"{type(error).__name__}: {first_line(error)}{hint}") from error
+        # Parts whose gradients could be left as factors, and their layers; and those whose gradients are.
+        self.factorable: dict[int, str] = {}
+        self.factored: dict[int, str] = {}
 
     @property
     def random(self) -> bool:
@@ -211,18 +196,29 @@ class StackedModel:
                         "(do samples of a batch influence each other?)"
                     )
 
-    def _factor(self, start: Tensor, federation: Federation) -> None:
-        """Uses factored gradients for large dense layers, where they equal autograd's on a few samples.
+    def factor(self) -> None:
+        """Leaves gradients as factors from now on, where they can be."""
+        for i, layer in self.factorable.items():
+            for module in (self.training, self.evaluating):
+                watch(module.get_submodule(layer))
+            self.factored[i] = layer
+            contiguous = torch.empty(self.layout.shapes[i]).stride()
+            strides = self.layout.strides
+            self.layout = self.layout.with_strides([*strides[:i], contiguous, *strides[i + 1 :]])
+
+    def _factorable(self, start: Tensor, federation: Federation) -> dict[int, str]:
+        """Large dense layers whose factored gradients equal autograd's on a few samples.
 
         They differ if a layer is used twice or on several inputs per sample, or if its weight is shared.
         """
+        least = tuning.MIN_FACTORED_NUMBERS_STACKED
         candidates = {
             i: names[0].rpartition(".")[0]
             for i, names in enumerate(self.layout.all_names)
-            if len(names) == 1 and self.layout.sizes[i] >= LARGE and is_linear(self.training, names[0])
+            if len(names) == 1 and self.layout.sizes[i] >= least and is_linear(self.training, names[0])
         }
         if not candidates or self.dtype not in (torch.float32, torch.float64):
-            return
+            return {}
         draw = torch.Generator().manual_seed(0)
         noise = torch.randn(2, len(start), generator=draw, dtype=start.dtype)
         parts = self.layout.parts(start + 0.1 * noise)  # gradients may start at 0
@@ -233,22 +229,54 @@ class StackedModel:
         def found() -> tuple[list[Gradient], list[Gradient]]:
             return self.gradients(parts, *batch, keys)[0], self.probes(parts, *batch)[0]
 
-        exact = found()
+        exact, ends = found(), []
         for i, layer in candidates.items():
-            ends = [watch(module.get_submodule(layer)) for module in (self.training, self.evaluating)]
+            mine = [watch(module.get_submodule(layer)) for module in (self.training, self.evaluating)]
             self.factored[i] = layer
             try:
                 same = all(_formed(f[i], e[i]) for f, e in zip(found(), exact, strict=True))
             except Exception:  # whatever a user's module makes of such an input
                 same = False
             if same:
-                contiguous = torch.empty(self.layout.shapes[i]).stride()
-                strides = self.layout.strides
-                self.layout = self.layout.with_strides([*strides[:i], contiguous, *strides[i + 1 :]])
+                ends += mine
             else:
                 del self.factored[i]
-                for end in ends:
+                for end in mine:
                     end()
+        for end in ends:
+            end()
+        factorable, self.factored = self.factored, {}
+        return factorable
+
+
+def stack(
+    model: nn.Module,
+    plain: PlainModel,
+    federation: Federation,
+    *,
+    compute: torch.dtype | None = None,
+    factored: bool = False,
+) -> StackedModel:
+    """The module vectorised over models, after a trial; a CannotStackError says why it cannot be.
+
+    With `factored`, it is also tried which gradients can be left as factors.
+    """
+    if why := plain.cannot_stack(federation):
+        raise CannotStackError(why)
+    stacked = StackedModel(model, plain, federation.device, compute)
+    try:
+        with products("float32", federation.device):
+            stacked._try(plain, federation)
+            if factored:
+                stacked.factorable = stacked._factorable(plain.start, federation)
+    except CannotStackError:
+        raise
+    except Exception as error:  # whatever a user's module makes of vectorised tensors
+        hint = ""
+        if stacked.compute != stacked.dtype and "dtype" in str(error):
+            hint = f" (in {str(stacked.compute)[6:]}; precision=float32 avoids that)"
+        raise CannotStackError(f"{type(error).__name__}: {first_line(error)}{hint}") from error
+    return stacked
 
 
 def _gradients_of(loss: Callable[..., Any]) -> Callable[..., Found]:

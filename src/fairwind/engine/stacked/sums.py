@@ -9,7 +9,7 @@ from fairwind.aggregation import contribute, usable_clients
 from fairwind.contract import AnyAlgorithm, CohortAlgorithm, GramAlgorithm, Report
 from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.layout import Layout
-from fairwind.engine.precision import products
+from fairwind.engine.machine import products
 from fairwind.engine.round_updates import RoundUpdates
 from fairwind.engine.stacked.chunks import Chunk
 

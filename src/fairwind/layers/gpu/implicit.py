@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairwind.engine import tuning
 from fairwind.layers.batching import models_first
 from fairwind.layers.gpu.sixteen_bits import half, may_be_half, packed
 from fairwind.layers.operators import Window, convolve, convolve_back, convolve_pixels, sum_pixels
-
-MOST = 128  # outputs up to which writing 16-bit windows costs more than a slower product
 
 
 def reads_in_place(x: Tensor, channels: int, outputs: int) -> bool:
@@ -21,7 +20,7 @@ def reads_in_place(x: Tensor, channels: int, outputs: int) -> bool:
     if not may_be_half(x) or x.numel() * max(1, outputs / channels) >= 1 << 31:
         return False  # within a row offsets have 32 bits
     # PyTorch's 16-bit products alone are faster than ours, which pays if there are three of them.
-    return x.dtype == torch.float32 or outputs <= MOST or not torch.is_grad_enabled()
+    return x.dtype == torch.float32 or outputs <= tuning.MAX_IN_PLACE_OUTPUTS or not torch.is_grad_enabled()
 
 
 class Convolution(torch.autograd.Function):

@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairwind.engine import tuning
 from fairwind.layers.batching import models_first
 from fairwind.layers.gpu.sixteen_bits import SMALLEST, half, may_be_half, packed
-
-MOST = 128  # units whose weights fit on the chip
-BLOCK = 16  # sequences in a program: the fewest that tensor cores multiply
 
 
 def fits(layer: nn.RNNBase) -> bool:
     """Whether these kernels can run such a layer, from zero."""
-    return layer.mode == "LSTM" and not layer.proj_size and layer.hidden_size <= MOST
+    return layer.mode == "LSTM" and not layer.proj_size and layer.hidden_size <= tuning.MAX_LSTM_UNITS
 
 
 def takes(x: Tensor, units: int) -> bool:
@@ -49,7 +47,7 @@ def lstm(
 
     outputs = _outputs(parts, bias, weight, unit, keep)
     rows, batch, tokens, units = outputs[0].shape
-    lstm_kernels.run[(rows * -(-batch // BLOCK),)](
+    lstm_kernels.run[(rows * -(-batch // tuning.LSTM_SEQUENCES),)](
         *(parts, bias, weight, unit, *outputs, 0 if bias is None else bias.stride(0), weight.stride(0)),
         *(batch, tokens, units),
         **_tile(units, unit is not None, 8),
@@ -69,7 +67,7 @@ def lstm_back(d_states: Tensor, d_last: Tensor, kept: Tensor, weight: Tensor, un
 
     rows, batch, tokens, units = d_states.shape
     d_parts = d_states.new_empty(rows, batch, tokens, 4 * units)
-    lstm_kernels.run_back[(rows * -(-batch // BLOCK),)](
+    lstm_kernels.run_back[(rows * -(-batch // tuning.LSTM_SEQUENCES),)](
         *(d_states, d_last, kept, weight, unit, d_parts, weight.stride(0), batch, tokens, units, SMALLEST),
         **_tile(units, unit is not None, 16),
     )
@@ -82,7 +80,13 @@ lstm_back.register_fake(lambda d_states, *_: d_states.new_empty(*d_states.shape[
 def _tile(units: int, scaled: bool, share: int) -> dict[str, Any]:
     """Sizes of a program; a warp has this share of the units."""
     width = max(16, 1 << (units - 1).bit_length())
-    return {"B": BLOCK, "H": width, "UNITS": scaled, "num_warps": max(4, width // share), "num_stages": 1}
+    return {
+        "B": tuning.LSTM_SEQUENCES,
+        "H": width,
+        "UNITS": scaled,
+        "num_warps": max(4, width // share),
+        "num_stages": 1,
+    }
 
 
 class Layer(torch.autograd.Function):

@@ -10,10 +10,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from fairwind.engine import tuning
+
 DEVICES = ("cuda",) if find_spec("triton") else ()
 HALF = (torch.bfloat16, torch.float16)
 SMALLEST = 2.0**-100  # number that a row is scaled by
-NEEDED = 160 << 10  # bytes of shared memory: an A100 or newer, but not a graphics card
 
 
 def tf32_allowed() -> bool:
@@ -27,7 +28,7 @@ def has_shared_memory() -> bool:
         return True
     return (
         torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_multiprocessor
-        >= NEEDED
+        >= tuning.MIN_SHARED_MEMORY_BYTES
     )
 
 
