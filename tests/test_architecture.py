@@ -21,7 +21,9 @@ LAYERS = (
     ("task", "runs.environment"),
     ("setups", "runs.references"),
     ("runs",),
-    ("study", "tracking"),
+    ("tracking",),
+    ("runs.session",),
+    ("study",),
     ("report", "exchange"),
     ("comparison",),
     ("api", "flower", "nvflare"),
@@ -53,6 +55,7 @@ RUNS = (
     ("results",),
     ("directory",),
     ("training",),
+    ("session",),
 )
 
 EXCHANGE = (

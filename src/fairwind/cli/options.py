@@ -1,119 +1,74 @@
-"""Types of options, as --help shows them and mistakes are named."""
+"""Options: how --help shows them, how their values are read, and how mistakes are named."""
 
 import ast
 import inspect
+from collections import deque
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+from fairwind.engine.settings import Effect, Settings, names_of
+from fairwind.engine.solver import Solver
 from fairwind.runs.recipe import SOLVERS
+from fairwind.task import Task
 
 Command = TypeVar("Command", bound=type)
+Spec = PrimitiveConstructorSpec[Any]
+Settled = dict[str, Any]  # those settings that are given
+
+KINDS = {  # metavar, and what a value should be
+    int: ("INT", "a whole number"),
+    float: ("FLOAT", "a number"),
+    str: ("STR", "a text"),
+    Path: ("PATH", "a path"),
+}
+TASKS_OWN = " (the task's own if not given)."
+HOW_CLIENTS_TRAIN = "How clients train; momentum and nesterov are SGD with --momentum 0.9, unless it is given"
 
 
 def described(command: Command) -> Command:
-    """Gives the options of a command, a dataclass, their texts as --help shows them.
+    """Gives the options of a command, a dataclass, their types and their texts as --help shows them.
 
-    A text is the string below its field, as one line: the parser would keep its line breaks. A default is
-    shown beside it, unless there is none, or it is not to have the option.
+    A default is shown beside the text, unless there is none, or it is not to have the option. A field of
+    `settings` becomes one option for each of them.
     """
-    defaults = {field.name: field.default for field in fields(command)}
-    tree = ast.parse(inspect.cleandoc(inspect.getsource(command))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    for field, below in pairwise(tree.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-            name, text = ast.unparse(field.target), " ".join(ast.literal_eval(below.value).split())
-            hint = "" if defaults[name] in (None, (), False) else None
-            if defaults[name] is MISSING:
-                hint = "(required)"
-            shown = tyro.conf.arg(help=text, help_behavior_hint=hint)
-            command.__annotations__[name] = Annotated[command.__annotations__[name], shown]
+    texts, types = _texts(command), command.__annotations__
+    for field in fields(command):
+        if field.name in types and "effects" in field.metadata:
+            settings = _settings(*field.metadata["effects"])
+            types[field.name] = Annotated[settings, tyro.conf.arg(name="")]
+        elif field.name in types:
+            default = "" if field.default in (None, (), False) else None
+            shown = "(required)" if field.default is MISSING else default
+            types[field.name] = _option(types[field.name], texts[field.name], shown)
     return command
 
 
-def _read(kind: Callable[[str], Any], words: str) -> Callable[[list[str]], Any]:
-    """Reads an option's text, or says what it should have been."""
-
-    def read(given: list[str]) -> Any:
-        try:
-            return kind(given[0])
-        except ValueError:
-            raise ValueError(f"{given[0]!r} is not {words}") from None
-
-    return read
+def settings_of(*effects: Effect) -> dict[str, Any]:
+    """Metadata of a command's field that has the options of `Settings` with these effects."""
+    return {"effects": effects}
 
 
-def _option(kind: Callable[[str], Any], metavar: str, words: str) -> PrimitiveConstructorSpec[Any]:
-    """An option of one value."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=_read(kind, words),
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def _several(
-    kind: Callable[[str], Any], metavar: str, words: str, *, commas: bool = False
-) -> PrimitiveConstructorSpec[Any]:
-    """An option of any number of values, separated by spaces, or also by commas."""
-    read = _read(kind, words)
-
-    def texts(given: list[str]) -> list[str]:
-        return [part for each in given for part in each.split(",") if part] if commas else given
-
-    return PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=f"{metavar} ...",
-        instance_from_str=lambda given: tuple(read([each]) for each in texts(given)),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: list(map(str, value)),
-    )
-
-
-def _range(kind: Callable[[str], Any], metavar: str, words: str) -> PrimitiveConstructorSpec[Any]:
-    """An option of one number, or of two to draw between."""
-
-    def read(given: list[str]) -> Any:
-        try:
-            first, *second = map(kind, given)
-        except ValueError:
-            raise ValueError(f"{' '.join(given)!r} is not {words}") from None
-        return (first, *second) if second else first
-
-    return PrimitiveConstructorSpec(
-        nargs=(1, 2),
-        metavar=f"{metavar} [{metavar}]",
-        instance_from_str=read,
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: list(map(str, value if isinstance(value, tuple) else [value])),
-    )
-
-
-def _solver(text: str) -> str:
-    if text not in SOLVERS:
-        raise ValueError
-    return text
-
-
-Whole = Annotated[int | None, _option(int, "INT", "a whole number")]
-Count = Annotated[int, _option(int, "INT", "a whole number")]
-Number = Annotated[float | None, _option(float, "FLOAT", "a number")]
-Share = Annotated[float, _option(float, "FLOAT", "a number")]
-Seconds = Annotated[float, _option(float, "SECONDS", "a number")]
-Folder = Annotated[Path | None, _option(Path, "PATH", "a path")]
-Names = Annotated[tuple[str, ...], _several(str, "NAME", "a name")]
-Seeds = Annotated[tuple[int, ...], _several(int, "INT", "a whole number", commas=True)]
-Folders = Annotated[tuple[Path, ...], _several(Path, "DIR", "a path")]
-Directory = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-LocalSolver = Annotated[
-    str | None, _option(_solver, "{" + ",".join(SOLVERS) + "}", f"one of {', '.join(SOLVERS)}")
-]
-Epochs = Annotated[float | tuple[float, float] | None, _range(float, "FLOAT", "one or two numbers")]
-Steps = Annotated[int | tuple[int, int] | None, _range(int, "INT", "one or two whole numbers")]
+def _settings(*effects: Effect) -> Any:
+    """A dict of the settings that are given, of which each is an option."""
+    options: dict[str, Any] = {}
+    for record in (Settings, Solver):
+        texts, types = _texts(record), get_type_hints(record)
+        for field in fields(record):
+            name, text, kind = field.name, texts[field.name], types[field.name]
+            hint = "" if field.default is None else f"(default: {field.default})"
+            if record is Solver and field.default is not None or name in types_of(Task):
+                text, hint = text.removesuffix(".") + TASKS_OWN, ""
+            if kind is Solver:
+                text, kind = HOW_CLIENTS_TRAIN + TASKS_OWN, Literal[*SOLVERS]
+            wanted = name in names_of(*effects) if record is Settings else "solver" in options
+            if wanted and field.metadata.get("command_line", True):
+                options[name] = _option(kind, text.replace("`", ""), hint)
+    typed_dict: Any = TypedDict
+    return typed_dict("Settings", options, total=False)

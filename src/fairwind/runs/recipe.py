@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from fairwind.contract import AnyAlgorithm, Report
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.fitting import loss_name
 from fairwind.engine.ranks import join
-from fairwind.engine.settings import Settings
+from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, unknown
@@ -32,7 +32,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "momentum": 0.0, "nesterov": False},
     "rmsprop": {"optimizer": "rmsprop", "momentum": 0.0, "nesterov": False},
 }
-MACHINE = ("device", "compile", "memory", "engine", "workers", "data_on")  # may differ between machines
+NONE: Mapping[str, AnyAlgorithm] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,24 +60,24 @@ class Recipe:
         """Whether the task was created in Python, so that no command can find it."""
         return not (is_reference(self.setup) or self.setup.partition(":")[0] in setups.SETUPS)
 
-    def check(self) -> None:
-        """Checks everything that can be checked before data is read."""
+    def check(self, own: Container[str] = ()) -> None:
+        """Checks everything that can be checked before data is read; algorithms called `own` are given."""
         for kind, given in (("algorithm", self.algorithms), ("seed", self.seeds)):
             for value in given:
                 if list(given).count(value) > 1:
                     raise InputError(f"{kind} {value!r} is given twice")
         for label in self.algorithms:
-            if label not in self.own:
+            if label not in self.own and label not in own:
                 build_algorithm(label)
 
-    def build(self, task: Task, own: Mapping[str, AnyAlgorithm] | None = None) -> Simulation:
+    def build(self, task: Task, own: Mapping[str, AnyAlgorithm] = NONE) -> Simulation:
         """The simulation at round 0, with algorithms by their labels, or `own` ones."""
-        self.check()
+        self.check(own)
         local = self.settings.solver
         known = {f.name: getattr(task.solver, f.name) for f in dataclasses.fields(local)}
         lost = {name: known[name] for name in known if isinstance(getattr(local, name), FunctionName)}
         settings = dataclasses.replace(self.settings, solver=dataclasses.replace(local, **lost))
-        built = {label: (own or {}).get(label) or build_algorithm(label) for label in self.algorithms}
+        built = {label: own.get(label) or build_algorithm(label) for label in self.algorithms}
         runs = [Run(label, algorithm, seed) for label, algorithm in built.items() for seed in self.seeds]
         return Simulation(
             task.model,
@@ -122,10 +122,8 @@ class Recipe:
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name == "settings":
-                before, now = (
-                    to_jsonable(dataclasses.asdict(without_machine_settings(s))) for s in (mine, theirs)
-                )
-                changed = [name for name in before if before[name] != now[name]]
+                before, now = (to_jsonable(dataclasses.asdict(settings)) for settings in (mine, theirs))
+                changed = [name for name in names_of("numbers") if before[name] != now[name]]
                 if changed:
                     return f"setting {changed[0]!r}"
             elif mine != theirs:
@@ -203,18 +201,25 @@ def to_jsonable(value: Any) -> Any:
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
 
 
-def without_machine_settings(settings: Settings) -> Settings:
-    """Settings without those that may differ between machines."""
+def on_any_machine(settings: Settings) -> Settings:
+    """Settings with the defaults of those that may differ between machines."""
     plain = Settings()
+    return dataclasses.replace(settings, **{name: getattr(plain, name) for name in names_of("machine")})
+
+
+def on_the_same_machine(settings: Settings, before: Settings) -> Settings:
+    """Settings to go on with: what is not given is as it was before."""
+    plain, named = Settings(), names_of("machine", "rounding")
+    unset = [name for name in named if getattr(settings, name) == getattr(plain, name)]
     return dataclasses.replace(
-        settings, **{name: getattr(plain, name) for name in (*MACHINE, "precision", "eval_every")}
+        settings, **{name: getattr(before, name) for name in (*unset, *names_of("history"))}
     )
 
 
 def _changed(given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """The options that turn a task's own settings into those given."""
     local, own_local = given.pop("solver"), own.pop("solver")
-    changed = {k: v for k, v in given.items() if v != own[k] and k not in MACHINE}
+    changed = {k: v for k, v in given.items() if v != own[k] and k not in names_of("machine")}
     changed |= {k: v for k, v in local.items() if v != own_local[k] and v is not None}
     if {"optimizer", "momentum", "nesterov"} & set(changed):
         kind = local["optimizer"]
