@@ -126,7 +126,7 @@ def compare(
         return page_of(path) if tracking.trackers else None
 
     trained = Session(
-        load=lambda _: task,
+        load=lambda: task,
         recipe=recipe,
         own=given,
         path=path,

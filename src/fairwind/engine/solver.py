@@ -34,8 +34,8 @@ class Solver:
     batch_size: int = 10
     """Samples in a local batch; the last of an epoch may have fewer."""
     epochs: float | tuple[float, float] | None = None
-    """Local epochs a round, also parts of one: 0.5 is half of the batches, rounded up. Of two numbers, low and
-    high, one between them is drawn uniformly for each client and round: a whole one if both are."""
+    """Local epochs a round, also parts of one: 0.5 is half of the batches, rounded up. Between two numbers
+    one is drawn uniformly for each client and round: a whole one if both are."""
     steps: int | tuple[int, int] | None = None
     """Local steps a round, instead of epochs; every epoch begun is shuffled anew. Between two numbers one is
     drawn, as for epochs."""

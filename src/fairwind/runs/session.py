@@ -17,7 +17,7 @@ from fairwind.runs.recipe import Recipe, on_the_same_machine
 from fairwind.runs.results import Evaluated, summarise, warnings_of
 from fairwind.runs.seals import damaged
 from fairwind.runs.training import Console, train, train_on_other_rank
-from fairwind.setups import Where
+from fairwind.setups import WHERE, Where
 from fairwind.task import Task
 from fairwind.tracking import Tracking
 
@@ -33,25 +33,26 @@ def begun_or_new(path: Path) -> RunDirectory | None:
     """The comparison that was begun in a directory; if there is none, the directory must be empty."""
     if holds_run(path):
         return RunDirectory.open(path)
-    return check_free(path)
+    check_free(path)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """How a comparison is trained, shown and written."""
 
-    load: Callable[[RunDirectory | None], Task]
-    """Called once the directory is locked."""
     recipe: Recipe | None = None
-    """What is trained; None is what the directory says."""
+    """What is trained; None is what the directory says, task and all."""
+    load: Callable[[], Task] | None = None
+    """The recipe's task, loaded once the directory is locked."""
     own: Mapping[str, AnyAlgorithm] = field(default_factory=dict)
     """Algorithms that no spec names, by label."""
     path: Path | None = None
     """The directory; None keeps nothing."""
     find: Callable[[Path], RunDirectory | None] = begun_or_new
     """What was begun in the directory; refuses it if nothing may have been, or something must."""
-    where: Where = Where()
-    """The files of the data, to find them when it is resumed."""
+    where: Where = WHERE
+    """The files of the data, and the cache."""
     models: bool = True
     """Whether trained models are kept, and a last checkpoint, from which damaged results are made again."""
     wait: bool = False
@@ -83,12 +84,9 @@ class Session:
             directory = self._directory(first)
             complete = path is not None and (path / RESULTS).exists() and not damaged(path)
             if not complete or (directory is not None and self.recipe is not None):
-                recipe, simulation = self._build(directory)
+                recipe, simulation = self._build(directory)  # refuses a directory of another comparison
             if complete:
-                if directory is not None and first:
-                    self._say(directory.mend_recipe())
-                if path is not None and first:
-                    self.finished(path)
+                self._nothing_left(directory)
                 return None
             if directory is not None:
                 self._say(directory.changed(recipe.settings))
@@ -107,22 +105,30 @@ class Session:
             return self._train(simulation, recipe, directory, tracking)
 
     def _directory(self, first: bool) -> RunDirectory | None:
+        """What was begun; ranks other than 0 refuse nothing."""
         if self.path is None:
             return None
         if first:
             return self.find(self.path)
         return RunDirectory.open(self.path) if holds_run(self.path) else None
 
+    def _nothing_left(self, directory: RunDirectory | None) -> None:
+        """The end of a comparison that is finished."""
+        if find().first and self.path is not None:
+            self._say(directory.mend_recipe() if directory is not None else [])
+            self.finished(self.path)
+
     def _build(self, directory: RunDirectory | None) -> tuple[Recipe, Simulation]:
         """The simulation at round 0, and its recipe, which must be that of the directory."""
-        task = self.load(directory)
         recipe = self.recipe
-        if recipe is None:
+        if recipe is None or self.load is None:
             assert directory is not None
-            recipe = directory.recipe
-        elif directory is not None:
-            settings = on_the_same_machine(recipe.settings, directory.recipe.settings)
-            recipe = replace(recipe, settings=settings)
+            recipe, task = directory.recipe, directory.task(self.where.cache)
+        else:
+            task = self.load()
+            if directory is not None:
+                settings = on_the_same_machine(recipe.settings, directory.recipe.settings)
+                recipe = replace(recipe, settings=settings)
         simulation = recipe.build(task, self.own)
         recipe = recipe.with_digests(task, simulation)
         if directory is not None and (differs := directory.recipe.differs(recipe)):
@@ -135,9 +141,9 @@ class Session:
         return recipe, simulation
 
     def _tracking(self) -> Tracking:
-        if self.tracking is not None:
-            return self.tracking
-        return Tracking() if self.path is None else Tracking.resumed(self.path)
+        if self.tracking is not None or self.path is None:
+            return self.tracking or Tracking()
+        return Tracking.resumed(self.path)
 
     def _say(self, lines: list[str]) -> None:
         for line in lines:
@@ -146,6 +152,7 @@ class Session:
     def _train(
         self, simulation: Simulation, recipe: Recipe, directory: RunDirectory | None, tracking: Tracking
     ) -> Trained:
+        """Trains, and writes the results."""
         tracking.begin(simulation, recipe, self.path)
         train(
             simulation,
