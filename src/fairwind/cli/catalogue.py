@@ -9,7 +9,7 @@ import tyro
 from rich.table import Table
 
 from fairwind import algorithms, setups
-from fairwind.cli.options import described, one
+from fairwind.cli.options import described, values
 from fairwind.cli.terminal import out, say
 from fairwind.runs.references import is_reference, load_task
 from fairwind.runs.spec import Parameters, parameters
@@ -27,7 +27,7 @@ class Data:
     where it has not been done. Of a task of your own the clients are shown.
     """
 
-    task: Annotated[str, tyro.conf.Positional, one(str, "TASK")]
+    task: Annotated[str, tyro.conf.Positional, values(str, metavar="TASK")]
     """The setup; parameters follow a colon, as in cifar10:beta=0.5. Or a task of your own, FILE.py:NAME."""
     data_dir: Path | None = None
     """Folder with the data set's files. If not given, data that was prepared before is shown, or the Hugging

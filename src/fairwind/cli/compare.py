@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from fairwind import algorithms, setups
-from fairwind.cli.options import Names, Seconds, described, one, options_of
+from fairwind.cli.options import Names, Seconds, described, options_of, values
 from fairwind.cli.report import show
 from fairwind.cli.terminal import err, note, say
 from fairwind.engine.ranks import find, join
@@ -35,7 +35,7 @@ class Compare:
     For example: fairwind compare synthetic --algorithms fedavg adafedadam --rounds 100
     """
 
-    task: Annotated[str, tyro.conf.Positional, one(str, "TASK")] = "synthetic"
+    task: Annotated[str, tyro.conf.Positional, values(str, metavar="TASK")] = "synthetic"
     """A setup, whose parameters follow a colon, as in synthetic:classes=5,sizes=li ('fairwind list' shows
     all); or your own task: FILE.py:NAME or PACKAGE.MODULE:NAME of a fairwind.Task, or of a function that
     makes one."""

@@ -13,7 +13,7 @@ import tyro
 from rich.table import Table
 
 from fairwind import setups
-from fairwind.cli.options import Folders, Names, Seconds, described, one, options_of, several
+from fairwind.cli.options import Folders, Names, Seconds, described, options_of, values
 from fairwind.cli.terminal import err, out, say
 from fairwind.data import store
 from fairwind.data.federation import Federation
@@ -145,7 +145,7 @@ class Paper(Training):
     other machines are picked up from --out, and from the folders named by --runs.
     """
 
-    studies: Annotated[tuple[str, ...], tyro.conf.Positional, several(str, "STUDY")] = ()
+    studies: Annotated[tuple[str, ...], tyro.conf.Positional, values(str, metavar="STUDY", count="*")] = ()
     """Studies, or all; without any they are listed. There are convergence, alpha, resources, heterogeneity,
     solvers, readings, controls, tuned, precision, parts, cost, pooled, features and theory."""
     list: bool = False
@@ -204,7 +204,7 @@ class Paper(Training):
 class Sweep(Training):
     """Run a study of your own: a grid of setups, algorithms, settings and seeds from a TOML file."""
 
-    file: Annotated[Path, tyro.conf.Positional, one(Path, "FILE.toml")]
+    file: Annotated[Path, tyro.conf.Positional, values(Path, metavar="FILE.toml")]
     """The study: a title, and a [[grid]] of setups, algorithms, seeds and settings; lists are varied."""
     out: Path | None = None
     """Directory for the runs and the page (runs/NAME, from the file's name, if not given)."""

@@ -27,8 +27,7 @@ class Solver:
     """Local learning rate, η_k."""
     momentum: float = 0.0
     """Momentum ρ of SGD and RMSprop."""
-    nesterov: bool = field(default=False, metadata=PYTHON_ONLY)
-    """Whether SGD's momentum is Nesterov's."""
+    nesterov: bool = field(default=False, metadata=PYTHON_ONLY)  #: Whether SGD's momentum is Nesterov's.
     weight_decay: float = 0.0
     """Local weight decay; AdamW's is decoupled from the gradient, else it is added to it."""
     batch_size: int = 10
@@ -41,12 +40,9 @@ class Solver:
     drawn, as for epochs."""
     optimizer: Method | Callable[..., torch.optim.Optimizer] = field(default="sgd", metadata=PYTHON_ONLY)
     """A name, or any class of torch.optim, called as optimizer(parameters, lr=…), which cannot be stacked."""
-    betas: tuple[float, float] = field(default=(0.9, 0.999), metadata=PYTHON_ONLY)
-    """Adam's."""
-    eps: float = field(default=1e-8, metadata=PYTHON_ONLY)
-    """Adam's and RMSprop's."""
-    smoothing: float = field(default=0.99, metadata=PYTHON_ONLY)
-    """RMSprop's α."""
+    betas: tuple[float, float] = field(default=(0.9, 0.999), metadata=PYTHON_ONLY)  #: Adam's.
+    eps: float = field(default=1e-8, metadata=PYTHON_ONLY)  #: Adam's and RMSprop's.
+    smoothing: float = field(default=0.99, metadata=PYTHON_ONLY)  #: RMSprop's α.
     clip: float | None = None
     """Largest norm of a batch's gradient; longer ones are scaled down to it."""
     lr_decay: float = 1.0
