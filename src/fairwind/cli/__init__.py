@@ -149,10 +149,8 @@ def main() -> NoReturn:
         _fail(str(error))
     except OSError as error:
         _fail(explained(error))
-    except MemoryError as error:
-        _fail(f"not enough memory: {first_line(error)}; take fewer clients, or a smaller model")
-    except RuntimeError as error:
-        if not out_of_memory(error):
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not out_of_memory(error):
             raise
         _fail(f"not enough memory: {first_line(error)}; take fewer clients, or a smaller model")
     except KeyboardInterrupt:

@@ -48,15 +48,12 @@ class RunDirectory:
         self.identity = identity(path)
 
     @classmethod
-    def create(
-        cls, path: Path, recipe: Recipe, where: Where, simulation: Simulation | None = None
-    ) -> "RunDirectory":
+    def create(cls, path: Path, recipe: Recipe, where: Where, simulation: Simulation) -> "RunDirectory":
         """Starts a comparison in an empty, locked directory."""
-        plan = {} if simulation is None else simulation.plan.to_json()
         made_with = environment(recipe.settings.device)
         places = {k: str(v.absolute()) for k, v in where._asdict().items() if v is not None}
-        content = {**recipe.to_json(), "where": places, "environment": made_with, "plan": plan}
-        content |= {} if simulation is None else about(simulation)
+        content = {**recipe.to_json(), "where": places, "environment": made_with}
+        content |= {"plan": simulation.plan.to_json(), **about(simulation)}
         write_json(path / RECIPE, sealed(content))
         return cls(path, sealed(content))
 

@@ -16,7 +16,7 @@ from fairwind.runs.folder import check_free, explaining, held, holds_run
 from fairwind.runs.recipe import Recipe, on_the_same_machine
 from fairwind.runs.results import Evaluated, summarise, warnings_of
 from fairwind.runs.seals import damaged
-from fairwind.runs.training import Console, train, train_on_other_rank
+from fairwind.runs.training import Console, train
 from fairwind.setups import WHERE, Where
 from fairwind.task import Task
 from fairwind.tracking import Tracking
@@ -93,7 +93,7 @@ class Session:
                 simulation.ranks.meet()  # from here on no other process changes the checkpoints
                 self._say(directory.restore(simulation))
             if not first:
-                train_on_other_rank(simulation)
+                train(simulation)
                 return Trained(simulation, summarise(simulation, recipe))
             if directory is not None and self.console is not None:
                 self.console.print(f"going on at round {simulation.round} of {recipe.settings.rounds}")
