@@ -5,12 +5,14 @@ from dataclasses import asdict, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 
 import fairwind as fw
 from fairwind.cli.compare import Compare
 from fairwind.cli.options import names
 from fairwind.cli.study import Sweep
 from fairwind.engine.settings import Options, names_of
+from fairwind.engine.solver import option_names
 from fairwind.runs.recipe import Recipe, on_the_same_machine, settings_of
 from fairwind.study import RunKey
 
@@ -47,8 +49,7 @@ def test_every_setting_is_a_keyword_in_python() -> None:
 
 
 def test_every_setting_is_an_option_of_the_command_line() -> None:
-    local = [field.name for field in fields(fw.Solver) if field.metadata.get("command_line", True)]
-    assert {f"--{name.replace('_', '-')}" for name in (*SETTINGS, *local)} <= set(names(Compare))
+    assert {f"--{name.replace('_', '-')}" for name in (*SETTINGS, *option_names())} <= set(names(Compare))
     machine = [f"--{name.replace('_', '-')}" for name in names_of("machine", "rounding")]
     assert machine == [name for name in names(Sweep) if name in machine]
     assert "--rounds" not in names(Sweep)
@@ -63,3 +64,19 @@ def test_a_field_says_what_depends_on_it(name: str) -> None:
     assert (recipe(changed).command() == recipe(PLAIN).command()) is machine
     kept = getattr(on_the_same_machine(PLAIN, changed), name)
     assert (kept == getattr(PLAIN, name)) is decides
+
+
+@pytest.mark.parametrize(
+    ("solver", "options"),
+    [
+        (fw.Solver(optimizer=torch.optim.Adagrad), ""),
+        (fw.Solver(optimizer="adam", betas=(0.8, 0.9)), " --solver adam"),
+        (fw.Solver(momentum=0.9, nesterov=True, steps=(1, 3)), " --steps 1 3 --solver nesterov"),
+        (fw.Solver(momentum=0.5), " --momentum 0.5 --solver momentum"),
+    ],
+)
+def test_a_command_has_only_options_that_there_are(solver: fw.Solver, options: str) -> None:
+    made = Recipe("mine.py:task", ("fedavg",), (0,), fw.Settings(rounds=3, solver=solver))
+    assert (
+        made.command() == f"fairwind compare mine.py:task --algorithms fedavg --seeds 0 --rounds 3{options}"
+    )

@@ -24,7 +24,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from fairwind.engine.settings import Effect, Settings, names_of
-from fairwind.engine.solver import Solver
+from fairwind.engine.solver import Solver, option_names
 from fairwind.runs.recipe import SOLVERS
 
 Command = TypeVar("Command", bound=type)
@@ -75,8 +75,7 @@ def _settings(record: type, names: Iterable[str]) -> dict[str, Any]:
             text, default = f"{text.removesuffix('.')} (the task's own if not given).", None
         options[name] = _option(kind, text, "" if default is None else f"(default: {default})")
         if name == "solver":
-            local = [field.name for field in fields(Solver) if field.metadata.get("command_line", True)]
-            options |= _settings(Solver, local)
+            options |= _settings(Solver, option_names())
     return options
 
 

@@ -1,7 +1,7 @@
 """The local solver: how a client trains the model it received."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import torch
@@ -185,3 +185,8 @@ class Solver:
             return torch.optim.RMSprop(parameters, **own, **decay)
         adam = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
         return adam(parameters, betas=self.betas, eps=self.eps, **decay)
+
+
+def option_names() -> list[str]:
+    """The fields that are options of the command line."""
+    return [field.name for field in fields(Solver) if field.metadata.get("command_line", True)]
