@@ -132,7 +132,7 @@ def compare(
         path=path,
         every=checkpoint_every,
         again="" if path is None else f"the same call, with out={str(path)!r}",
-        say=partial(warnings.warn, stacklevel=5),
+        say=partial(warnings.warn, stacklevel=4),
         console=messages() if progress else None,
         tracking=tracking,
         after_evaluation=after_evaluation,

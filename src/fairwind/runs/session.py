@@ -102,7 +102,9 @@ class Session:
                 tracking.record(path)
                 directory = RunDirectory.create(path, recipe, self.where, simulation)
                 self._say(directory.restore(simulation))
-            return self._train(simulation, recipe, directory, tracking)
+            trained = self._train(simulation, recipe, directory, tracking)
+            self._say(warnings_of(simulation) if self.console is None else [])
+            return trained
 
     def _directory(self, first: bool) -> RunDirectory | None:
         """What was begun; ranks other than 0 refuse nothing."""
@@ -163,8 +165,6 @@ class Session:
             after_evaluation=tracking.and_then(self.after_evaluation),
             save_last=self.models,
         )
-        if self.console is None:
-            self._say(warnings_of(simulation))
         if directory is None:
             results, page = summarise(simulation, recipe), None
         else:
