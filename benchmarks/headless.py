@@ -8,19 +8,15 @@ there, and `fairwind paper STUDY --out OUT`.
 """
 
 import argparse
-import time
+import signal
+import threading
 from pathlib import Path
 
-from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.paper.studies import STUDIES, scaled
-from fairwind.runs.directory import RunDirectory
+from fairwind.runs.training import Plain
 from fairwind.setups import Where
 from fairwind.study import missing, narrowed, read_runs, read_study, run
-
-
-class OutOfTimeError(Exception):
-    """The seconds given are over; the run was saved."""
 
 
 def main() -> None:
@@ -37,38 +33,18 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=float, default=120, help="seconds between checkpoints")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop, and save, after so long")
     o = parser.parse_args()
-    end = time.monotonic() + o.seconds
-
-    def save(directory: RunDirectory, simulation: Simulation) -> None:
-        directory.save(simulation)
-        directory.write_history(simulation)
-
-    def train(directory: RunDirectory, simulation: Simulation) -> None:
-        saved = time.monotonic()
-        while not simulation.done:
-            simulation.step()
-            if time.monotonic() - saved > o.checkpoint_every and not simulation.done:
-                save(directory, simulation)
-                saved = time.monotonic()
-            if simulation.round % 10 == 0 or simulation.done:
-                newest = simulation.history[-len(simulation.views) :]
-                averages = [f"{line['avg'] or 0:.1f}" for line in newest]
-                print(
-                    f"round {simulation.round}, {simulation.seconds:.1f} s: {' '.join(averages)}", flush=True
-                )
-            if time.monotonic() > end and not simulation.done:
-                save(directory, simulation)
-                raise OutOfTimeError
-        directory.write_history(simulation)
-
+    if o.seconds < float("inf"):  # as if Ctrl-C was pressed then: it stops after a round, and saves
+        timer = threading.Timer(o.seconds, signal.raise_signal, [signal.SIGINT])
+        timer.daemon = True
+        timer.start()
     known = [scaled(STUDIES[s], o.scale) if s in STUDIES else read_study(Path(s)) for s in o.studies]
     panels = [p for study in known for p in narrowed(study.panels, o.setups, tuple(o.seeds))]
     options = {"device": o.device, "compile": o.compile, "precision": o.precision}
     for job in missing(panels, read_runs(o.out)[0], lambda setup: Where(cache=o.cache), **options):
         print(job.recipe.setup, *job.recipe.algorithms, "seeds", *job.recipe.seeds, flush=True)
         try:
-            run(job, o.out, train, print)
-        except OutOfTimeError:
+            run(job, o.out, print, Plain(), every=o.checkpoint_every)
+        except KeyboardInterrupt:
             print("out of time; what was trained is saved", flush=True)
             return
         except InputError as error:

@@ -22,7 +22,9 @@ LAYERS = (
     ("task", "runs.environment"),
     ("setups", "runs.references"),
     ("runs",),
-    ("study", "tracking"),
+    ("tracking",),
+    ("runs.session",),
+    ("study",),
     ("report", "exchange"),
     ("comparison",),
     ("api", "flower", "nvflare"),
@@ -56,6 +58,7 @@ RUNS = (
     ("results",),
     ("directory",),
     ("training",),
+    ("session",),
 )
 
 EXCHANGE = (

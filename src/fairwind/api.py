@@ -3,33 +3,27 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from inspect import signature
+from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Never
-
-import torch
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from fairwind import setups
 from fairwind.algorithms import REGISTRY, with_sets
 from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import AnyAlgorithm, is_algorithm
-from fairwind.engine.ranks import join
-from fairwind.engine.settings import DataOn, Engine, Precision, Settings, Switch
-from fairwind.engine.solver import Solver
+from fairwind.engine.ranks import find, join
+from fairwind.engine.settings import Options, Settings
 from fairwind.errors import InputError, first_line, in_range, python_numbers, shown
 from fairwind.errors import unknown as unknown_name
-from fairwind.runs.directory import RunDirectory
-from fairwind.runs.folder import check_free, explaining, held, holds_run
 from fairwind.runs.hints import LOCAL, near
 from fairwind.runs.recipe import Recipe
-from fairwind.runs.results import Evaluated, summarise, warnings_of
-from fairwind.runs.seals import damaged
-from fairwind.setups import Where
+from fairwind.runs.results import Evaluated
 from fairwind.task import Task
 from fairwind.tracking import Given, Tracking
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Algorithms = str | AnyAlgorithm | Sequence[str | AnyAlgorithm] | Mapping[str, str | AnyAlgorithm]
 
 
@@ -48,88 +42,54 @@ def setup(
     return setups.task(spec, setups.Where(*places), ranks=join())
 
 
+def takes_settings(function: Callable[P, R]) -> Callable[P, R]:
+    """Shows the fields of `Settings` in the signature of a function that takes them as `**options`."""
+    shown, fields = signature(function), signature(Settings).parameters
+    named = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=fields[name].default, annotation=kind)
+        for name, kind in Options.__annotations__.items()
+    ]
+    tasks_own = [p.replace(default=None) if p.name in ("rounds", "solver") else p for p in options]
+    function.__signature__ = shown.replace(parameters=[*named, *tasks_own])  # type: ignore[attr-defined]
+    return function
+
+
+@takes_settings
 def simulate(
     task: Task,
     algorithm: Algorithms,
     *,
     seed: int = 0,
-    rounds: int | None = None,
-    solver: Solver | None = None,
-    participation: float = 1.0,
-    clients_per_round: int | None = None,
-    probe_samples: int | None = None,
-    eval_every: int = 10,
-    target: float | None = None,
-    engine: Engine = "auto",
-    device: str | torch.device = "auto",
-    compile: Switch = "auto",
-    precision: Precision = "auto",
-    memory: float | None = None,
-    data_on: DataOn = "auto",
-    workers: int | None = None,
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
     track: Given = (),
-    **unknown: Never,
+    **options: Unpack[Options],
 ) -> Result:
     """Trains a task with one algorithm: "adafedadam:alpha=2", or `fairwind.algorithms.adafedadam(alpha=2)`.
 
     An algorithm of your own may be given with a name, {"mine": algorithm}. The other arguments are those of
     `compare`.
     """
-    _refuse(unknown, simulate)
+    _refuse(options, simulate)
     if len(one := labelled(algorithm)) != 1:
         raise InputError(f"simulate trains one algorithm, not {len(one)}: give one, or use compare")
-    compared = compare(
-        task,
-        one,
-        seeds=[seed],
-        rounds=rounds,
-        solver=solver,
-        participation=participation,
-        clients_per_round=clients_per_round,
-        probe_samples=probe_samples,
-        eval_every=eval_every,
-        target=target,
-        engine=engine,
-        device=device,
-        compile=compile,
-        precision=precision,
-        memory=memory,
-        data_on=data_on,
-        workers=workers,
-        progress=progress,
-        after_evaluation=after_evaluation,
-        track=track,
-    )
-    return compared.runs[0]
+    shown: Any = {"progress": progress, "after_evaluation": after_evaluation, "track": track}
+    return compare(task, one, seeds=[seed], **shown, **options).runs[0]
 
 
+@takes_settings
 def compare(
     task: Task,
     algorithms: Algorithms,
     *,
     seeds: Sequence[int] = (0,),
-    rounds: int | None = None,
-    solver: Solver | None = None,
-    participation: float = 1.0,
-    clients_per_round: int | None = None,
-    probe_samples: int | None = None,
-    eval_every: int = 10,
-    target: float | None = None,
-    engine: Engine = "auto",
-    device: str | torch.device = "auto",
-    compile: Switch = "auto",
-    precision: Precision = "auto",
-    memory: float | None = None,
-    data_on: DataOn = "auto",
-    workers: int | None = None,
     out: str | Path | None = None,
     checkpoint_every: float = 30,
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
     track: Given = (),
-    **unknown: Never,
+    **options: Unpack[Options],
 ) -> Comparison:
     """Trains a task with every algorithm and seed, all runs together.
 
@@ -142,9 +102,10 @@ def compare(
     bit for bit, and loads a finished one. `after_evaluation` is called with the newest metrics of every run,
     a list of dicts. `track` names trackers, such as "mlflow:FOLDER", or is a `fairwind.Tracker` of your own.
     """
-    from fairwind.runs.training import messages, train, train_on_other_rank
+    from fairwind.runs.session import Session
+    from fairwind.runs.training import messages
 
-    _refuse(unknown, compare)
+    _refuse(options, compare)
     if not isinstance(task, Task):
         raise InputError(
             f"a {type(task).__name__} is not a task: make one with fairwind.Task(model, federation)"
@@ -152,88 +113,55 @@ def compare(
     checkpoint_every = python_numbers(checkpoint_every)
     in_range(0, math.inf, checkpoint_every=checkpoint_every)
     own = labelled(algorithms)
-    settings = Settings(
-        rounds=task.rounds if rounds is None else rounds,
-        solver=solver or task.solver,
-        participation=participation,
-        clients_per_round=clients_per_round,
-        probe_samples=probe_samples,
-        eval_every=eval_every,
-        target=target,
-        engine=engine,
-        device=str(device),
-        compile=compile,
-        precision=precision,
-        memory=memory,
-        data_on=data_on,
-        workers=workers,
-    )
-    recipe = Recipe(task.source or task.name, tuple(own), _several(seeds), settings)
+    settings: Any = {"rounds": task.rounds, "solver": task.solver, **options}
+    for name in ("rounds", "solver"):
+        settings[name] = getattr(task, name) if settings[name] is None else settings[name]
+    recipe = Recipe(task.source or task.name, tuple(own), _several(seeds), Settings(**settings))
     given = {label: algorithm for label, algorithm in own.items() if is_algorithm(algorithm)}
-    replace(recipe, own=dict.fromkeys(given, "")).check()
-    console = messages() if progress else None
+    recipe.check(given)
     path = None if out is None else Path(out)
-    with ExitStack() as stack:
-        first = join().first
-        tracking = Tracking(track if first else ())
-        if path is not None and first:
-            stack.enter_context(held(path))
-            stack.enter_context(explaining(path, f"the same call, with out={str(path)!r}"))
-        directory = RunDirectory.open(path) if path is not None and holds_run(path) else None
-        if directory is not None:
-            recipe = replace(recipe, settings=_same_machine(recipe.settings, directory.recipe.settings))
-        simulation = replace(recipe, own=dict.fromkeys(given, "")).build(task, given)
-        recipe = recipe.with_digests(task, simulation)
-        if path is not None and directory is None and first:
-            check_free(path)
-            tracking.record(path)
-            directory = RunDirectory.create(path, recipe, Where(), simulation)
-            directory.write_history(simulation)
-        elif directory is not None:
-            if differs := directory.recipe.differs(recipe):
-                raise InputError(f"{path} holds a run that differs in its {differs}; give another out")
-            if directory.finished and not damaged(directory.path):
-                for line in directory.mend_recipe() if first else ():
-                    warnings.warn(line, stacklevel=2)
-                return load(directory.path)
-            for line in [*directory.changed(recipe.settings), *directory.restore(simulation)]:
-                warnings.warn(line, stacklevel=2)
-        if not first:
-            train_on_other_rank(simulation)
-            return of_simulation(simulation, summarise(simulation, recipe), None)
-        again = f"the same call, with out={str(path)!r}" if path is not None else ""
-        stack.enter_context(tracking).begin(simulation, recipe, path)
-        train(
-            simulation,
-            directory,
-            console=console,
-            every=checkpoint_every,
-            again=again,
-            after_evaluation=tracking.and_then(after_evaluation),
-        )
-        if console is None:
-            for line in warnings_of(simulation):
-                warnings.warn(line, stacklevel=2)
-        results = summarise(simulation, recipe) if directory is None else directory.write_results(simulation)
-        compared = of_simulation(simulation, results, path)
-        tracking.finish(page_of(compared) if tracking.trackers else None)
-        return compared
+    tracking = Tracking(track if find().first else ())
+
+    def page(path: Path) -> Path | None:
+        return page_of(path) if tracking.trackers else None
+
+    trained = Session(
+        load=lambda: task,
+        recipe=recipe,
+        own=given,
+        path=path,
+        every=checkpoint_every,
+        again="" if path is None else f"the same call, with out={str(path)!r}",
+        say=partial(warnings.warn, stacklevel=4),
+        console=messages() if progress else None,
+        tracking=tracking,
+        after_evaluation=after_evaluation,
+        finished=page,
+    ).run()
+    if trained is None:
+        assert path is not None
+        return load(path)
+    return of_simulation(trained.simulation, trained.results, path if find().first else None)
 
 
 def _refuse(given: Mapping[str, object], function: Callable[..., object]) -> None:
     """Refuses settings that a function does not have, with the one that may be meant."""
-    names = [name for name in signature(function).parameters if name != "unknown"]
+    names = list(signature(function).parameters)
     for name in given:
+        if name in names:
+            continue
         meant = near(name, (*names, *LOCAL))
         if meant in LOCAL:
             raise InputError(f"{name!r} is the local solver's: give solver=fairwind.Solver({meant}=…)")
         raise unknown_name(f"setting of {function.__name__}", name, names)
 
 
-def page_of(compared: Comparison) -> Path | None:
-    """A comparison's report page for its trackers, if it was kept and a page can be made."""
+def page_of(path: Path) -> Path | None:
+    """A comparison's report page for its trackers, if one can be made."""
     try:
-        return None if compared.path is None else compared.report()
+        from fairwind.report import write_report
+
+        return write_report(path)[0]
     except (OSError, ImportError, ValueError) as error:
         warnings.warn(f"no report page for the trackers: {first_line(error)}", stacklevel=3)
         return None
@@ -284,13 +212,3 @@ def _no_algorithm(given: Any) -> InputError:
     return InputError(
         f"{shown(given)} is not an algorithm: give a name ({known}) or fairwind.algorithms.fedavg(), say"
     )
-
-
-def _same_machine(settings: Settings, before: Settings) -> Settings:
-    """Settings in which "auto" is replaced by the choices of the directory's run."""
-    chosen = {name: getattr(before, name) for name in ("device", "compile", "engine", "precision", "data_on")}
-    kept = {name: value for name, value in chosen.items() if getattr(settings, name) == "auto"}
-    for name in ("memory", "workers"):
-        if getattr(settings, name) is None:
-            kept[name] = getattr(before, name)
-    return replace(settings, **kept, eval_every=before.eval_every)

@@ -108,10 +108,11 @@ def assert_same_history(
 def alone(tmp_path_factory) -> tuple[Simulation, Path]:
     """A comparison that one process finished; and its directory, as it was after round 4."""
     path = tmp_path_factory.mktemp("ranks") / "run"
-    recipe = Compare(SMALL, **OPTIONS).recipe()
+    settings = {name: value for name, value in OPTIONS.items() if name != "seeds"}
+    recipe = Compare(SMALL, seeds=OPTIONS["seeds"], settings=settings).recipe()
     path.mkdir()
     simulation = recipe.build(setups.task(SMALL))
-    directory = RunDirectory.create(path, replace(recipe, settings=simulation.settings), Where())
+    directory = RunDirectory.create(path, replace(recipe, settings=simulation.settings), Where(), simulation)
     while simulation.round < 4:
         simulation.step()
     directory.save(simulation)

@@ -12,16 +12,15 @@ import tyro
 import layouts
 from command import fairwind, refused, succeeded
 from fairwind.cli.compare import Compare
-from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.paper.studies import STUDIES, scaled
 from fairwind.report import write_study
 from fairwind.report.panel import show
 from fairwind.report.plane import plane_points, planes
 from fairwind.report.table import display_name
-from fairwind.runs.directory import RunDirectory
 from fairwind.runs.files import CLIENTS, sealed, write_json
 from fairwind.runs.recipe import Recipe, settings_of
+from fairwind.runs.training import Plain
 from fairwind.setups import Where, find
 from fairwind.study import (
     Finished,
@@ -41,15 +40,18 @@ PANEL = Panel("small", SMALL, ("fedavg", "adafedadam"), (0, 1), {"rounds": 4, "e
 OPTIONS = {"device": "cpu", "compile": "off"}
 
 
-def train_all(directory: RunDirectory, simulation: Simulation) -> None:
-    simulation.run()
-    directory.write_history(simulation)
+class Stops(Plain):
+    """Interrupts training after the second round."""
+
+    def show(self, done: int, rate: str, standing: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
 
 
 def train(panel: Panel, out: Path) -> list[Finished]:
     """Trains what a panel lacks in `out`; returns all runs that are there then."""
     for job in missing([panel], read_runs(out)[0], lambda _: Where(), **OPTIONS):
-        run(job, out, train_all, print)
+        run(job, out, print)
     return read_runs(out)[0]
 
 
@@ -132,14 +134,9 @@ def test_a_run_joined_from_two_machines_is_the_run_of_one(trained: Path, tmp_pat
 
 
 def test_a_study_that_was_stopped_ends_with_the_same_bits(trained: Path, tmp_path: Path) -> None:
-    def stopped(directory: RunDirectory, simulation: Simulation) -> None:
-        simulation.step()
-        directory.save(simulation)
-        raise KeyboardInterrupt
-
     (job,) = missing([PANEL], [], lambda _: Where(), **OPTIONS)
     with pytest.raises(KeyboardInterrupt):
-        run(job, tmp_path, stopped, print)
+        run(job, tmp_path, print, Stops(quiet=True), every=0)
     assert not read_runs(tmp_path)[0]
     again = train(PANEL, tmp_path)
     assert len(list((tmp_path / "runs").iterdir())) == 1

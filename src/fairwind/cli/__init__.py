@@ -2,21 +2,19 @@
 
 import io
 import os
-import re
 import sys
 import time
 import warnings
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass, fields
-from itertools import dropwhile, takewhile
-from typing import Annotated, Any, Literal, NoReturn
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NoReturn, Union
 
 import tyro
 
 from fairwind import __version__
 from fairwind.cli.catalogue import Data, List
 from fairwind.cli.compare import Compare
-from fairwind.cli.options import described
+from fairwind.cli.options import described, mistake, names
 from fairwind.cli.report import Report
 from fairwind.cli.resume import Resume
 from fairwind.cli.study import Paper, Sweep
@@ -33,9 +31,7 @@ def _refuse(command: Any, word: str) -> InputError:
     """What to say of a word that the command does not know."""
     if not word.startswith("-"):
         return InputError(f"unexpected argument {word!r}: see --help for what goes where")
-    positional = ("task", "directory", "studies", "file", "shell")
-    names = [f.name.replace("_", "-") for f in fields(command) if f.name not in positional]
-    return unknown("option", word, ["--" + name for name in names] + ["--help"])
+    return unknown("option", word, names(type(command)))
 
 
 @described
@@ -58,17 +54,18 @@ class Completion:
         print(script, end="")
 
 
-COMMANDS = ("compare", "resume", "report", "paper", "sweep", "data", "list", "completion")
-Command = (
-    Annotated[Compare, tyro.conf.subcommand("compare")]
-    | Annotated[Resume, tyro.conf.subcommand("resume")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[Paper, tyro.conf.subcommand("paper")]
-    | Annotated[Sweep, tyro.conf.subcommand("sweep")]
-    | Annotated[Data, tyro.conf.subcommand("data")]
-    | Annotated[List, tyro.conf.subcommand("list")]
-    | Annotated[Completion, tyro.conf.subcommand("completion")]
-)
+KINDS: dict[str, type] = {
+    "compare": Compare,
+    "resume": Resume,
+    "report": Report,
+    "paper": Paper,
+    "sweep": Sweep,
+    "data": Data,
+    "list": List,
+    "completion": Completion,
+}
+COMMANDS = tuple(KINDS)
+COMMAND: Any = Union[*(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in KINDS.items())]
 
 
 DESCRIPTION = (
@@ -76,16 +73,10 @@ DESCRIPTION = (
     "'fairwind --version' the version."
 )
 
-CLEARER = (  # what the parser says, and what it should
-    (r"Missing value for argument '(\S+)'\. Expected \d+ values", r"Missing value for \1"),
-    (r"invalid choice ('.*') for argument '(\S+)'\. Expected one of \((.*)\)", r"\2: \1 is not one of \3"),
-    (r"Missing from fairwind \w+: (\S+) .*", r"\1 is missing"),
-)
-
 
 def _read(words: list[str]) -> Any:
     return tyro.cli(
-        Command,
+        COMMAND,
         args=words,
         prog="fairwind",
         description=DESCRIPTION,
@@ -104,18 +95,11 @@ def _parse(words: list[str]) -> tuple[Any, list[str]]:
     except SystemExit as stop:
         if stop.code != 2:
             raise
-        # The parser draws a box, or rules where there is no Unicode: what it says is between the first two.
-        lines = [line.strip("│ ") for line in said.getvalue().splitlines()[1:]]
-        inside = takewhile(lambda line: not _rule(line), dropwhile(_rule, lines))
-        message = " ".join(inside).partition(" Got errors")[0].removeprefix("Error parsing ")
-        for said_so, better in CLEARER:
-            message = re.sub(said_so, better, message.rstrip("."))
-        named = f"{words[0]} " if words[0] in COMMANDS else ""
-        raise InputError(f"{message}; see 'fairwind {named}--help'") from None
-
-
-def _rule(line: str) -> bool:
-    return set(line) <= set("─-╭╮╰╯ ")
+        wrong = mistake(KINDS[words[0]], words[1:])
+        if not wrong:  # the parser's own words, then
+            sys.stderr.write(said.getvalue())
+            raise
+        raise InputError(f"{wrong}; see 'fairwind {words[0]} --help'") from None
 
 
 def _fail(message: str) -> NoReturn:
@@ -165,10 +149,8 @@ def main() -> NoReturn:
         _fail(str(error))
     except OSError as error:
         _fail(explained(error))
-    except MemoryError as error:
-        _fail(f"not enough memory: {first_line(error)}; take fewer clients, or a smaller model")
-    except RuntimeError as error:
-        if not out_of_memory(error):
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not out_of_memory(error):
             raise
         _fail(f"not enough memory: {first_line(error)}; take fewer clients, or a smaller model")
     except KeyboardInterrupt:

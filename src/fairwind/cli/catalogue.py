@@ -2,13 +2,14 @@
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
 
 from fairwind import algorithms, setups
-from fairwind.cli.options import Folder, Whole, described
+from fairwind.cli.options import described, values
 from fairwind.cli.terminal import out, say
 from fairwind.runs.references import is_reference, load_task
 from fairwind.runs.spec import Parameters, parameters
@@ -26,16 +27,16 @@ class Data:
     where it has not been done. Of a task of your own the clients are shown.
     """
 
-    task: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
+    task: Annotated[str, tyro.conf.Positional, values(str, metavar="TASK")]
     """The setup; parameters follow a colon, as in cifar10:beta=0.5. Or a task of your own, FILE.py:NAME."""
-    data_dir: Folder = None
+    data_dir: Path | None = None
     """Folder with the data set's files. If not given, data that was prepared before is shown, or the Hugging
     Face hub's is downloaded (to have the hub's beside another, name another --cache)."""
-    glove: Folder = None
+    glove: Path | None = None
     """File, or folder, of GloVe's word vectors for sent140 (the data folder is searched if not given)."""
-    cache: Folder = None
+    cache: Path | None = None
     """Where to keep it (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
-    clients: Whole = None
+    clients: int | None = None
     """Number of clients; the same as SETUP:clients=…"""
 
     def run(self) -> None:

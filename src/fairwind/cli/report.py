@@ -1,10 +1,14 @@
 """report: the page of a comparison, finished or still going, and its table."""
 
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
-from fairwind.cli.finishing import show
+from safetensors import SafetensorError
+
 from fairwind.cli.options import Directory, described
 from fairwind.cli.terminal import out, say
+from fairwind.errors import InputError, first_line
 from fairwind.runs.directory import check_begun
 from fairwind.runs.files import RESULTS, is_held, lock, sweep
 from fairwind.runs.seals import check_whole, lost_results
@@ -48,3 +52,27 @@ class Report:
             if mine:
                 sweep(self.directory)
             show(self.directory)
+
+
+def show(path: Path) -> Path:
+    """The page, and the table on the terminal."""
+    from fairwind.report.finding import best_shown  # charts need a second to load
+    from fairwind.report.page import write_page
+    from fairwind.report.paired import paired
+    from fairwind.report.record import read_record
+    from fairwind.report.table import summary_table
+
+    try:
+        record = read_record(path)
+        found = paired(record)
+        page = write_page(path, record, found)[0]
+        out.print(summary_table(record.results, best_shown(record, found), out.width))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
+        why = about or first_line(error)
+        again = shlex.join(["fairwind", "report", str(path)])
+        raise InputError(
+            f"the report of {path} cannot be written: {why}; the results are safe, and '{again}' tries again"
+        ) from error
+    out.print(f"report: {path / 'report.html'}", soft_wrap=True, markup=False)
+    return page

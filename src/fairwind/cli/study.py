@@ -4,32 +4,29 @@ import math
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
 
 from fairwind import setups
-from fairwind.cli.options import Folder, Folders, Names, Seconds, Seeds, described
+from fairwind.cli.options import Folders, Names, Seconds, described, options_of, values
 from fairwind.cli.terminal import err, out, say
 from fairwind.data import store
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source
 from fairwind.engine.machine import gather
 from fairwind.engine.ranks import find
-from fairwind.engine.settings import Precision, Settings, Switch
-from fairwind.engine.simulation import Simulation
+from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, in_range, unknown
 from fairwind.paper import theory
 from fairwind.paper.studies import STUDIES, THEORY, Scale, scaled
-from fairwind.runs.directory import RunDirectory
 from fairwind.runs.environment import environment
 from fairwind.runs.files import write_json
 from fairwind.runs.folder import BusyError
-from fairwind.runs.training import train as train_rounds
 from fairwind.setups import Where
 from fairwind.study import Finished, Panel, Study, choose, clear, missing, narrowed, read_runs, read_study
 from fairwind.study import run as train_job
@@ -41,19 +38,13 @@ from fairwind.study.job import Job
 class Training:
     """How the runs of a study are trained, and where they go."""
 
-    data_dir: Folder = None
+    data_dir: Path | None = None
     """Folder with the setups' files, each in a folder of its name (femnist, cifar10, sent140, glove)."""
-    cache: Folder = None
+    cache: Path | None = None
     """Folder of prepared data (XDG_CACHE_HOME/fairwind, or ~/.cache/fairwind, if not given)."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto takes a GPU where there is one."""
-    compile: Switch = "auto"
-    """Compile the local step; auto does where a compiler is found and the runs are long enough."""
-    precision: Precision = "auto"
-    """How local steps are computed, unless the study fixes it: float32, tf32, bf16 or auto."""
     setups: Names = ()
     """Train only these setups, such as synthetic or cifar10:beta=0.1 (all if not given)."""
-    seeds: Seeds = ()
+    seeds: tuple[int, ...] = ()
     """Train only these seeds (all if not given)."""
     runs: Folders = ()
     """Further folders of finished comparisons; what they hold is not trained again."""
@@ -61,6 +52,7 @@ class Training:
     """Train nothing: write the pages from the runs at hand."""
     checkpoint_every: Seconds = 30
     """Time between checkpoints: what a kill may cost."""
+    settings: dict[str, Any] = field(default_factory=dict, metadata=options_of("machine", "rounding"))
 
     def where(self, setup: str) -> Where:
         """Where the files of a setup are."""
@@ -97,12 +89,11 @@ class Training:
             if each.damaged and self.report_only:
                 raise InputError(f"{each.file} {each.why}: without --report-only its runs are trained again")
             say(str(each))
-        options = {"device": self.device, "compile": self.compile, "precision": self.precision}
         panels = narrowed([p for study in chosen for p in study.panels], self.setups, self.seeds)
         digest = cache(self.digest)
-        jobs = [] if self.report_only else missing(panels, finished, self.where, digest, **options)
+        jobs = [] if self.report_only else missing(panels, finished, self.where, digest, **self.settings)
         if jobs:  # what this machine has not is refused before the first of them
-            gather(Settings(device=self.device, precision=self.precision))
+            gather(Settings(**self.settings))
         failed = self._train(jobs, out_dir)
         finished, _ = read_runs(out_dir, *self.runs)
         for study in chosen:
@@ -113,11 +104,6 @@ class Training:
     def _train(self, jobs: list[Job], out_dir: Path) -> list[str]:
         """Trains them, those of other processes last; says what could not be trained."""
         again = shlex.join(["fairwind", *sys.argv[1:]])
-
-        def train(directory: RunDirectory, simulation: Simulation) -> None:
-            every = self.checkpoint_every
-            train_rounds(simulation, directory, console=err, every=every, again=again, save_last=False)
-
         failed: list[str] = []
         left, wait = list(enumerate(jobs, 1)), False
         while left:
@@ -126,7 +112,7 @@ class Training:
                 recipe = job.recipe
                 say(f"{number} of {len(jobs)}: {', '.join(recipe.algorithms)} on {recipe.setup}")
                 try:
-                    train_job(job, out_dir, train, say, wait=wait)
+                    train_job(job, out_dir, say, err, every=self.checkpoint_every, again=again, wait=wait)
                 except BusyError:
                     busy.append((number, job))
                     say("another process trains it, and is waited for when the others are done")
@@ -160,7 +146,7 @@ class Paper(Training):
     other machines are picked up from --out, and from the folders named by --runs.
     """
 
-    studies: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")] = ()
+    studies: Annotated[tuple[str, ...], tyro.conf.Positional, values(str, metavar="STUDY", count="*")] = ()
     """Studies, or all; without any they are listed. There are convergence, alpha, resources, heterogeneity,
     solvers, readings, controls, tuned, precision, parts, cost, pooled, features and theory."""
     list: bool = False
@@ -219,9 +205,9 @@ class Paper(Training):
 class Sweep(Training):
     """Run a study of your own: a grid of setups, algorithms, settings and seeds from a TOML file."""
 
-    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.toml")]
+    file: Annotated[Path, tyro.conf.Positional, values(Path, metavar="FILE.toml")]
     """The study: a title, and a [[grid]] of setups, algorithms, seeds and settings; lists are varied."""
-    out: Folder = None
+    out: Path | None = None
     """Directory for the runs and the page (runs/NAME, from the file's name, if not given)."""
 
     def run(self) -> None:

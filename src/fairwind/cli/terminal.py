@@ -10,3 +10,8 @@ err = Messages()
 
 def say(text: str) -> None:
     err.print(text, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Says something about what is there."""
+    say(f"fairwind: {text}")

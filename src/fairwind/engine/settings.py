@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Literal, TypedDict, get_args
 
+import torch
 from torch import nn
 
 from fairwind.engine.solver import Solver
@@ -20,10 +21,18 @@ Precision = Literal["auto", "float32", "tf32", "bf16"]
 LARGEST = 2.0**20  # GiB
 
 
+MACHINE = {"effect": "machine"}  # how a machine computes a run: it may be resumed with another value
+ROUNDING = {"effect": "rounding"}  # the same numbers, up to rounding
+HISTORY = {"effect": "history"}  # which rounds are evaluated
+Effect = Literal["numbers", "rounding", "machine", "history"]
+
+
 @dataclass(frozen=True)
 class Settings:
     """How to train, the same for every run of a simulation."""
 
+    # Everything else follows from a field: its option, whose help is the text below it, and its place in
+    # recipes and studies. A field decides the numbers of a run, unless its metadata says otherwise.
     rounds: int = 100
     """Rounds of training."""
     solver: Solver = field(default_factory=Solver)
@@ -31,31 +40,31 @@ class Settings:
     participation: float = 1.0
     """Share of the clients that train in a round."""
     clients_per_round: int | None = None
-    """Their number, if given, instead of a share."""
+    """Number of clients that train in a round, instead of a share."""
     probe_samples: int | None = None
-    """Samples of a probe, which measures loss and gradient before training; None is all, as for F(x⁰)."""
-    eval_every: int = 10
+    """Samples on which clients measure loss and gradient before training (all if not given)."""
+    eval_every: int = field(default=10, metadata=HISTORY)
     """Rounds between evaluations of all clients on their test samples."""
     target: float | None = None
-    """Average score at which training stops early, once every run has reached it; accuracies in percent."""
-    engine: Engine = "auto"
-    """Train all clients of all runs at once (stacked) or one after another (loop); "auto" chooses the faster
-    one that can train the model."""
-    device: str = "auto"
-    """"cpu", "cuda", "cuda:1", and so on; "auto" takes a GPU where there is one."""
-    compile: Switch = "auto"
-    """Compile the stacked step; "auto" does if a compiler is found and the run is long enough."""
-    precision: Precision = "auto"
-    """Precision of local steps: float32; tf32, which rounds the factors of products; or bf16 with float32
-    weights and sums. "auto" is tf32 on a GPU, float32 elsewhere."""
-    memory: float | None = None
-    """GiB for clients that train at once; None is 1/32 on a CPU, near its cache (more if uncompiled steps
-    have many operations), and a quarter of a GPU."""
-    data_on: DataOn = "auto"
-    """Where samples are kept: on the device, or on the host, from which those of a few clients at a time are
-    copied to the device. "auto" is the host if they would take more than half of a GPU's memory."""
-    workers: int | None = None
-    """Worker threads on a CPU, which share the clients; None is one per core."""
+    """Stop early once the average of every run has reached this, in percent if the score is accuracy."""
+    engine: Engine = field(default="auto", metadata=MACHINE)
+    """stacked trains all clients of all runs at once, loop one after another; auto takes the faster of those
+    that can train the model."""
+    device: str = field(default="auto", metadata=MACHINE)
+    """cpu, cuda, cuda:1, …; auto takes a GPU where there is one."""
+    compile: Switch = field(default="auto", metadata=MACHINE)
+    """Compile the local step; auto does where a compiler is found and the run is long enough."""
+    precision: Precision = field(default="auto", metadata=ROUNDING)
+    """How local steps are computed: float32 is exact; tf32 rounds the factors of products, bf16 all but
+    weights and sums, both for speed on a GPU. auto is tf32 on a GPU, float32 on a CPU."""
+    memory: float | None = field(default=None, metadata=MACHINE)
+    """GiB that clients training at once may take; the rest wait (if not given: on a CPU 1/32, which stays
+    near its cache, or more if uncompiled steps have many operations; on a GPU a quarter of its memory)."""
+    data_on: DataOn = field(default="auto", metadata=MACHINE)
+    """Where samples are kept: on the device, or on the host, from where those of a few clients at a time are
+    copied to the device; auto is the host if they would take more than half of a GPU's memory."""
+    workers: int | None = field(default=None, metadata=MACHINE)
+    """Threads that share the clients out on a CPU (one for each core if not given)."""
 
     def __post_init__(self) -> None:
         store_python_numbers(self)
@@ -98,3 +107,27 @@ class Settings:
             raise InputError(
                 f"target={self.target:g}: {score.name} is in percent, so give {100 * self.target:g}"
             )
+
+
+class Options(TypedDict, total=False):
+    """The fields of `Settings` as keywords, for editors and type checkers; a test compares the two."""
+
+    rounds: int | None  # None is the task's own, also of the solver
+    solver: Solver | None
+    participation: float
+    clients_per_round: int | None
+    probe_samples: int | None
+    eval_every: int
+    target: float | None
+    engine: Engine
+    device: str | torch.device
+    compile: Switch
+    precision: Precision
+    memory: float | None
+    data_on: DataOn
+    workers: int | None
+
+
+def names_of(*effects: Effect) -> tuple[str, ...]:
+    """The settings that have one of these effects."""
+    return tuple(f.name for f in fields(Settings) if f.metadata.get("effect", "numbers") in effects)

@@ -1,7 +1,7 @@
 """The local solver: how a client trains the model it received."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,31 +13,41 @@ Method = Literal["sgd", "adam", "adamw", "rmsprop"]
 Rate = Tensor | float
 
 
+PYTHON_ONLY = {"command_line": False}  # no option of the command line
+
+
 @dataclass(frozen=True)
 class Solver:
-    """Mini-batch SGD, Adam, AdamW or RMSprop; momentum and moments start at zero in every round."""
+    """Mini-batch SGD, Adam, AdamW or RMSprop; momentum and moments start at zero in every round.
 
-    lr: float = 0.01  #: Learning rate, η_k.
-    momentum: float = 0.0  #: ρ, of SGD and RMSprop.
-    nesterov: bool = False  #: Whether SGD's momentum is Nesterov's.
-    weight_decay: float = 0.0  #: Of AdamW decoupled from the gradient, else added to it.
-    batch_size: int = 10  #: Samples in a batch; the last of an epoch may have fewer.
+    A client trains for one epoch a round, unless `epochs` or `steps` are given.
+    """
+
+    lr: float = 0.01
+    """Local learning rate, η_k."""
+    momentum: float = 0.0
+    """Momentum ρ of SGD and RMSprop."""
+    nesterov: bool = field(default=False, metadata=PYTHON_ONLY)  #: Whether SGD's momentum is Nesterov's.
+    weight_decay: float = 0.0
+    """Local weight decay; AdamW's is decoupled from the gradient, else it is added to it."""
+    batch_size: int = 10
+    """Samples in a local batch; the last of an epoch may have fewer."""
     epochs: float | tuple[float, float] | None = None
-    """Local epochs a round, 1 if no `steps` are given either. Half an epoch is half of its batches, rounded
-    up. From a pair (low, high) a number is drawn uniformly for each client and round: a whole one if both
-    are."""
+    """Local epochs a round, also parts of one: 0.5 is half of the batches, rounded up. Between two numbers
+    one is drawn uniformly for each client and round: a whole one if both are."""
     steps: int | tuple[int, int] | None = None
-    """Local steps a round, instead of epochs; every epoch begun is shuffled anew. A pair as for epochs."""
-    optimizer: Method | Callable[..., torch.optim.Optimizer] = "sgd"
+    """Local steps a round, instead of epochs; every epoch begun is shuffled anew. Between two numbers one is
+    drawn, as for epochs."""
+    optimizer: Method | Callable[..., torch.optim.Optimizer] = field(default="sgd", metadata=PYTHON_ONLY)
     """A name, or any class of torch.optim, called as optimizer(parameters, lr=…), which cannot be stacked."""
-    betas: tuple[float, float] = (0.9, 0.999)  #: Adam's.
-    eps: float = 1e-8  #: Adam's and RMSprop's.
-    smoothing: float = 0.99  #: RMSprop's α.
+    betas: tuple[float, float] = field(default=(0.9, 0.999), metadata=PYTHON_ONLY)  #: Adam's.
+    eps: float = field(default=1e-8, metadata=PYTHON_ONLY)  #: Adam's and RMSprop's.
+    smoothing: float = field(default=0.99, metadata=PYTHON_ONLY)  #: RMSprop's α.
     clip: float | None = None
-    """Gradient clipping: the largest norm of a batch's gradient."""
+    """Largest norm of a batch's gradient; longer ones are scaled down to it."""
     lr_decay: float = 1.0
-    """Factor of the learning rate after every round."""
-    lr_schedule: Callable[[int], float] | None = None
+    """What the local learning rate is multiplied by after every round."""
+    lr_schedule: Callable[[int], float] | None = field(default=None, metadata=PYTHON_ONLY)
     """Factor of the learning rate in a round, counted from 0."""
 
     def __post_init__(self) -> None:
@@ -175,3 +185,8 @@ class Solver:
             return torch.optim.RMSprop(parameters, **own, **decay)
         adam = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
         return adam(parameters, betas=self.betas, eps=self.eps, **decay)
+
+
+def option_names() -> list[str]:
+    """The fields that are options of the command line."""
+    return [field.name for field in fields(Solver) if field.metadata.get("command_line", True)]

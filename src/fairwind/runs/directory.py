@@ -8,7 +8,7 @@ from typing import Any
 from fairwind import setups
 from fairwind.data import store
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
-from fairwind.engine.settings import Settings
+from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line
 from fairwind.runs.environment import changes, environment
@@ -25,7 +25,7 @@ from fairwind.runs.files import (
     write_json,
 )
 from fairwind.runs.folder import CHECKPOINTS, identity, moved
-from fairwind.runs.recipe import MACHINE, Recipe
+from fairwind.runs.recipe import Recipe
 from fairwind.runs.references import is_reference, load_task
 from fairwind.runs.results import about, summarise
 from fairwind.runs.seals import damaged, finish, history_lines
@@ -48,15 +48,12 @@ class RunDirectory:
         self.identity = identity(path)
 
     @classmethod
-    def create(
-        cls, path: Path, recipe: Recipe, where: Where, simulation: Simulation | None = None
-    ) -> "RunDirectory":
+    def create(cls, path: Path, recipe: Recipe, where: Where, simulation: Simulation) -> "RunDirectory":
         """Starts a comparison in an empty, locked directory."""
-        plan = {} if simulation is None else simulation.plan.to_json()
         made_with = environment(recipe.settings.device)
         places = {k: str(v.absolute()) for k, v in where._asdict().items() if v is not None}
-        content = {**recipe.to_json(), "where": places, "environment": made_with, "plan": plan}
-        content |= {} if simulation is None else about(simulation)
+        content = {**recipe.to_json(), "where": places, "environment": made_with}
+        content |= {"plan": simulation.plan.to_json(), **about(simulation)}
         write_json(path / RECIPE, sealed(content))
         return cls(path, sealed(content))
 
@@ -91,7 +88,7 @@ class RunDirectory:
     def changed(self, settings: Settings) -> list[str]:
         """What is said of differences since the run started, in the environment or the machine's settings."""
         found = changes(self.made_with, environment(settings.device))
-        for name in (*MACHINE, "precision"):
+        for name in names_of("machine", "rounding"):
             old, new = getattr(self.recipe.settings, name), getattr(settings, name)
             found += [f"{name} was {old}, is {new}"] if old != new else []
         return [f"{change}; the last bits of the results may change with it" for change in found]

@@ -4,8 +4,8 @@ import dataclasses
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,23 +16,30 @@ from fairwind.contract import AnyAlgorithm, Report
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.fitting import loss_name
 from fairwind.engine.ranks import join
-from fairwind.engine.settings import Settings
+from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
-from fairwind.engine.solver import Solver
+from fairwind.engine.solver import Solver, option_names
 from fairwind.errors import InputError, unknown
 from fairwind.runs.references import is_reference, load_algorithm, not_an_algorithm
 from fairwind.task import Task
 from fairwind.testing import client_numbers, rehearse
 
-SOLVERS: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": "sgd", "momentum": 0.0, "nesterov": False},
-    "momentum": {"optimizer": "sgd", "momentum": 0.9, "nesterov": False},
-    "nesterov": {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
-    "adam": {"optimizer": "adam", "momentum": 0.0, "nesterov": False},
-    "adamw": {"optimizer": "adamw", "momentum": 0.0, "nesterov": False},
-    "rmsprop": {"optimizer": "rmsprop", "momentum": 0.0, "nesterov": False},
+
+class Named(NamedTuple):
+    """What the name of a local solver stands for."""
+
+    optimizer: str
+    momentum: float = 0.0
+    nesterov: bool = False
+
+
+SOLVERS = {
+    "sgd": Named("sgd"),
+    "momentum": Named("sgd", 0.9),
+    "nesterov": Named("sgd", 0.9, nesterov=True),
+    **{name: Named(name) for name in ("adam", "adamw", "rmsprop")},
 }
-MACHINE = ("device", "compile", "memory", "engine", "workers", "data_on")  # may differ between machines
+NONE: Mapping[str, AnyAlgorithm] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,24 +67,24 @@ class Recipe:
         """Whether the task was created in Python, so that no command can find it."""
         return not (is_reference(self.setup) or self.setup.partition(":")[0] in setups.SETUPS)
 
-    def check(self) -> None:
-        """Checks everything that can be checked before data is read."""
+    def check(self, own: Container[str] = ()) -> None:
+        """Checks everything that can be checked before data is read; algorithms called `own` are given."""
         for kind, given in (("algorithm", self.algorithms), ("seed", self.seeds)):
             for value in given:
                 if list(given).count(value) > 1:
                     raise InputError(f"{kind} {value!r} is given twice")
         for label in self.algorithms:
-            if label not in self.own:
+            if label not in self.own and label not in own:
                 build_algorithm(label)
 
-    def build(self, task: Task, own: Mapping[str, AnyAlgorithm] | None = None) -> Simulation:
+    def build(self, task: Task, own: Mapping[str, AnyAlgorithm] = NONE) -> Simulation:
         """The simulation at round 0, with algorithms by their labels, or `own` ones."""
-        self.check()
+        self.check(own)
         local = self.settings.solver
         known = {f.name: getattr(task.solver, f.name) for f in dataclasses.fields(local)}
         lost = {name: known[name] for name in known if isinstance(getattr(local, name), FunctionName)}
         settings = dataclasses.replace(self.settings, solver=dataclasses.replace(local, **lost))
-        built = {label: (own or {}).get(label) or build_algorithm(label) for label in self.algorithms}
+        built = {label: own.get(label) or build_algorithm(label) for label in self.algorithms}
         runs = [Run(label, algorithm, seed) for label, algorithm in built.items() for seed in self.seeds]
         return Simulation(
             task.model,
@@ -123,10 +130,8 @@ class Recipe:
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name == "settings":
-                before, now = (
-                    to_jsonable(dataclasses.asdict(without_machine_settings(s))) for s in (mine, theirs)
-                )
-                changed = [name for name in before if before[name] != now[name]]
+                before, now = (to_jsonable(dataclasses.asdict(settings)) for settings in (mine, theirs))
+                changed = [name for name in names_of("numbers") if before[name] != now[name]]
                 if changed:
                     return f"setting {changed[0]!r}"
             elif mine != theirs:
@@ -137,18 +142,29 @@ class Recipe:
         """The command to repeat it, with options where it differs from the task's own settings."""
         if self.in_python:
             return ""
-        given = dataclasses.asdict(self.settings)
         words = ["fairwind", "compare", self.setup, "--algorithms", *self.algorithms]
         words += ["--seeds", *map(str, self.seeds)]
-        for name, value in _changed(given, self._own_settings()).items():
+        for name, value in self._options().items():
             values = value if isinstance(value, list | tuple) else (value,)
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
         return shlex.join(words)
 
-    def _own_settings(self) -> dict[str, Any]:
-        if is_reference(self.setup):  # its file may have changed
-            return dataclasses.asdict(Settings()) | {"rounds": None}
-        return dataclasses.asdict(settings_of(self.setup))
+    def _options(self) -> dict[str, object]:
+        """The options that turn the task's own settings into these; always rounds, if its file may change."""
+        in_a_file, local = is_reference(self.setup), self.settings.solver
+        own = Settings() if in_a_file else settings_of(self.setup)
+        options: dict[str, object] = {"rounds": self.settings.rounds} if in_a_file else {}
+        options |= _changed(self.settings, own, names_of("numbers", "rounding", "history"))
+        options |= _changed(local, own.solver, option_names())
+        options.pop("solver", None)
+        kind = local.name
+        if kind == "sgd" and local.momentum:
+            kind = "nesterov" if local.nesterov else "momentum"
+        if kind in SOLVERS and _changed(local, own.solver, Named._fields):
+            options["solver"] = kind
+            if local.momentum == SOLVERS[kind].momentum:
+                options.pop("momentum", None)
+        return options
 
     def to_json(self) -> dict[str, Any]:
         content: dict[str, Any] = to_jsonable(dataclasses.asdict(self))
@@ -204,29 +220,25 @@ def to_jsonable(value: Any) -> Any:
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
 
 
-def without_machine_settings(settings: Settings) -> Settings:
-    """Settings without those that may differ between machines."""
+def on_any_machine(settings: Settings) -> Settings:
+    """Settings with the defaults of those that may differ between machines."""
     plain = Settings()
+    return dataclasses.replace(settings, **{name: getattr(plain, name) for name in names_of("machine")})
+
+
+def on_the_same_machine(settings: Settings, before: Settings) -> Settings:
+    """Settings to go on with: what is not given is as it was before."""
+    plain, named = Settings(), names_of("machine", "rounding")
+    unset = [name for name in named if getattr(settings, name) == getattr(plain, name)]
     return dataclasses.replace(
-        settings, **{name: getattr(plain, name) for name in (*MACHINE, "precision", "eval_every")}
+        settings, **{name: getattr(before, name) for name in (*unset, *names_of("history"))}
     )
 
 
-def _changed(given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The options that turn a task's own settings into those given."""
-    local, own_local = given.pop("solver"), own.pop("solver")
-    changed = {k: v for k, v in given.items() if v != own[k] and k not in MACHINE}
-    changed |= {k: v for k, v in local.items() if v != own_local[k] and v is not None}
-    if {"optimizer", "momentum", "nesterov"} & set(changed):
-        kind = local["optimizer"]
-        if kind == "sgd" and local["momentum"]:
-            kind = "nesterov" if local["nesterov"] else "momentum"
-        for name in ("optimizer", "nesterov"):
-            changed.pop(name, None)
-        changed["solver"] = kind
-        if local["momentum"] == SOLVERS[kind]["momentum"]:
-            changed.pop("momentum", None)
-    return changed
+def _changed(record: object, other: object, names: Iterable[str]) -> dict[str, object]:
+    """What of a record is given, and not the same in another."""
+    both = {name: (getattr(record, name), getattr(other, name)) for name in names}
+    return {name: mine for name, (mine, theirs) in both.items() if mine is not None and mine != theirs}
 
 
 def settings_of(setup: str, **changes: Any) -> Settings:
@@ -255,7 +267,7 @@ def changed_settings(own: Solver, own_rounds: int, **changes: Any) -> Settings:
     for name in ("lr", "momentum", "weight_decay"):
         if isinstance(local.get(name), int):
             local[name] = float(local[name])
-    solver = dataclasses.replace(own, **{**(SOLVERS[named] if named else {}), **local})
+    solver = dataclasses.replace(own, **{**(SOLVERS[named]._asdict() if named else {}), **local})
     return Settings(**{"rounds": own_rounds, **changes, "solver": solver})
 
 

@@ -76,7 +76,8 @@ def train(
     """Trains the remaining rounds.
 
     With a directory, writes a checkpoint every so many seconds, and the history line by line. Ctrl-C or
-    SIGTERM saves first and prints how to resume: by `again`. Without a console nothing is printed.
+    SIGTERM saves first and prints how to resume: by `again`. Without a console nothing is printed. Other
+    ranks than 0 have neither, and stop when it does.
     """
     console = console or Plain(quiet=True)
     stop, written = Interrupt(console), len(simulation.history)
@@ -112,29 +113,14 @@ def train(
         try:
             simulation.run(save, every=every, after_round=after_round)
         except KeyboardInterrupt:
+            if stop.saved and not simulation.ranks.first:
+                return
             bar.stop()
             where = f"stopped after round {simulation.round}" if stop.saved else "stopped"
             console.print(f"{where}; go on with: {again}" if again else where, soft_wrap=True)
             raise
     for line in warnings_of(simulation):
         console.print(f"fairwind: {line}", soft_wrap=True)
-
-
-def train_on_other_rank(simulation: Simulation) -> None:
-    """Trains the remaining rounds on a rank other than 0; rank 0 prints, writes and decides when to stop."""
-    stop = Interrupt(Plain(quiet=True))
-
-    def after_round() -> None:
-        if simulation.ranks.any(stop.asked) and not simulation.done:
-            stop.saved = True
-            raise KeyboardInterrupt
-
-    with stop:
-        try:
-            simulation.run(after_round=after_round)
-        except KeyboardInterrupt:
-            if not stop.saved:
-                raise
 
 
 def _announce(simulation: Simulation, directory: RunDirectory | None, console: Console) -> None:

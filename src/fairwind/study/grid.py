@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairwind import algorithms
-from fairwind.engine.settings import Settings
+from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line, unknown, whole
 from fairwind.runs.spec import expand
@@ -16,8 +16,6 @@ from fairwind.study.panel import Panel, Study
 
 CHARTS = ("curves", "distribution", "plane", "targets", "pareto", "rsd", "tuned", "labels")
 RANGES = ("epochs", "steps")  # settings of which two numbers are one value
-# Settings that do not affect the numbers
-ALIKE = ("device", "compile", "memory", "engine", "workers", "eval_every", "data_on")
 
 
 def read_study(file: Path) -> Study:
@@ -55,7 +53,7 @@ def _panels(file: str, grid: dict[str, Any]) -> Iterator[Panel]:
     for name, value in varied.items():
         if name not in names:
             raise unknown(f"setting in a grid of {file}", name, ["setups", "algorithms", "seeds", *names])
-        if isinstance(value, list) and (not value or name in ALIKE):
+        if isinstance(value, list) and (not value or name in names_of("machine", "history")):
             why = "changes no result" if value else "has no value"
             raise InputError(f"{name}={value} in a grid of {file} {why}: give it one value, or leave it out")
     lists = {k: v if isinstance(v, list) and k not in RANGES else [v] for k, v in varied.items()}

@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 
 from fairwind import setups
 from fairwind.engine.settings import Settings
-from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.runs.directory import RunDirectory
 from fairwind.runs.files import HISTORY, RECIPE, RESULTS, lock, read_json
-from fairwind.runs.folder import CHECKPOINTS, held, holds_run
-from fairwind.runs.recipe import Recipe
+from fairwind.runs.folder import CHECKPOINTS, holds_run
+from fairwind.runs.recipe import Recipe, on_any_machine
 from fairwind.runs.seals import damaged
+from fairwind.runs.session import Session
+from fairwind.runs.training import Console
 from fairwind.setups import Where
 from fairwind.study.panel import Panel, choose, own_digests
 from fairwind.study.runs import Finished, RunKey
+from fairwind.tracking import Tracking
 
 RUNS = "runs"  # the folder of a study's output that holds the runs
-Train = Callable[[RunDirectory, Simulation], None]
 
 
 class Job(NamedTuple):
@@ -61,30 +62,40 @@ def missing(
     ]
 
 
-def run(job: Job, out: Path, train: Train, say: Callable[[str], None], *, wait: bool = False) -> None:
+def run(
+    job: Job,
+    out: Path,
+    say: Callable[[str], None],
+    console: Console | None = None,
+    *,
+    every: float = 30,
+    again: str = "",
+    wait: bool = False,
+) -> None:
     """Trains or resumes a job in its own directory below `out`; a finished one that is damaged, again.
 
     The stored files are small and contain no local paths: the results with their settings, the history and
     the clients' numbers. If another process trains the job, it is waited for, or `BusyError` is raised.
     """
-    recipe, where = job
-    task = setups.task(recipe.setup, where, say)
-    recipe = replace(recipe, data=task.federation.origin.get("digest"))
-    anywhere = replace(recipe.settings, device="auto", compile="auto", memory=None)
-    key = replace(recipe, settings=anywhere).digest[:10]
-    path = out / RUNS / f"{recipe.setup.partition(':')[0]}-{key}"
-    with held(path, wait=wait):
-        if not (path / RESULTS).exists() or damaged(path):
-            directory = _begun(path)
-            simulation = (recipe if directory is None else directory.recipe).build(task)
-            if directory is None:
-                verified = replace(recipe, settings=simulation.settings)
-                directory = RunDirectory.create(path, verified, where, simulation)
-            for line in directory.restore(simulation):
-                say(line)
-            train(directory, simulation)
-            directory.write_results(simulation, models=False)
-        _clear(path)
+    task = setups.task(job.recipe.setup, job.where, say)
+    recipe = replace(job.recipe, data=task.federation.origin.get("digest"))
+    key = replace(recipe, settings=on_any_machine(recipe.settings)).digest[:10]
+    Session(
+        recipe=recipe,
+        load=lambda: task,
+        where=job.where,
+        path=out / RUNS / f"{recipe.setup.partition(':')[0]}-{key}",
+        find=_begun,
+        models=False,
+        wait=wait,
+        every=every,
+        again=again,
+        explain=False,
+        say=say,
+        console=console,
+        tracking=Tracking(),
+        finished=_clear,
+    ).run()
 
 
 def clear(out: Path) -> None:
@@ -97,6 +108,7 @@ def clear(out: Path) -> None:
 
 
 def _clear(path: Path) -> None:
+    """Removes what only an unfinished job needs."""
     if HISTORY in read_json(path / RESULTS)["files"]:  # it was finished by 'fairwind resume'
         return
     shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)

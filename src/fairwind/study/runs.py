@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fairwind import algorithms, setups
+from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
 from fairwind.runs.files import CLIENTS, HISTORY, PACKED, RESULTS, read_json
@@ -45,10 +46,10 @@ class RunKey(NamedTuple):
         parts = own[algorithm] if algorithm in own else arguments("algorithm", algorithm, known)
         given = (algorithm if algorithm in own else name, parts)
         data = (setup.partition(":")[0], setups.arguments_of(setup))
-        decide = {k: settings[k] for k in ("rounds", "solver", "participation", "probe_samples")}
         # A field that did not exist when a run was stored has its default.
-        decide |= {k: settings[k] for k in ("clients_per_round", "target") if settings.get(k) is not None}
-        decide["solver"] = dataclasses.asdict(Solver()) | decide["solver"]
+        every = dataclasses.asdict(Settings()) | dict(settings)
+        decide = {name: every[name] for name in names_of("numbers")}
+        decide["solver"] = dataclasses.asdict(Solver()) | every["solver"]
         texts = [json.dumps(value, sort_keys=True) for value in (data, given, decide)]
         return cls(texts[0], texts[1], seed, texts[2])
 

@@ -1,0 +1,174 @@
+"""A comparison, from the lock of its directory to its results: Python, commands and studies all train so."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairwind.contract import AnyAlgorithm
+from fairwind.engine.ranks import find
+from fairwind.engine.simulation import Simulation
+from fairwind.errors import InputError
+from fairwind.runs.directory import RunDirectory
+from fairwind.runs.files import RESULTS
+from fairwind.runs.folder import check_free, explaining, held, holds_run
+from fairwind.runs.recipe import Recipe, on_the_same_machine
+from fairwind.runs.results import Evaluated, summarise, warnings_of
+from fairwind.runs.seals import damaged
+from fairwind.runs.training import Console, train
+from fairwind.setups import WHERE, Where
+from fairwind.task import Task
+from fairwind.tracking import Tracking
+
+
+class Trained(NamedTuple):
+    """What was trained, and the content of its results.json."""
+
+    simulation: Simulation
+    results: dict[str, Any]
+
+
+def begun_or_new(path: Path) -> RunDirectory | None:
+    """The comparison that was begun in a directory; if there is none, the directory must be empty."""
+    if holds_run(path):
+        return RunDirectory.open(path)
+    check_free(path)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """How a comparison is trained, shown and written."""
+
+    recipe: Recipe | None = None
+    """What is trained; None is what the directory says, task and all."""
+    load: Callable[[], Task] | None = None
+    """The recipe's task, loaded once the directory is locked."""
+    own: Mapping[str, AnyAlgorithm] = field(default_factory=dict)
+    """Algorithms that no spec names, by label."""
+    path: Path | None = None
+    """The directory; None keeps nothing."""
+    find: Callable[[Path], RunDirectory | None] = begun_or_new
+    """What was begun in the directory; refuses it if nothing may have been, or something must."""
+    where: Where = WHERE
+    """The files of the data, and the cache."""
+    models: bool = True
+    """Whether trained models are kept, and a last checkpoint, from which damaged results are made again."""
+    wait: bool = False
+    """Whether another process that trains in the directory is waited for."""
+    every: float = 30
+    """Seconds between checkpoints."""
+    again: str = ""
+    """How a user goes on, if training is stopped."""
+    explain: bool = True
+    """Whether an error of the file system becomes a line that says how to go on."""
+    say: Callable[[str], object]
+    """For what the user should know before training: damaged files, another machine."""
+    console: Console | None = None
+    """Where progress is shown."""
+    tracking: Tracking | None = None
+    """The trackers; None are those that the directory names."""
+    after_evaluation: Evaluated | None = None
+    finished: Callable[[Path], Path | None] = lambda path: None
+    """Called with the finished directory, which is still locked; returns its page, if it wrote one."""
+
+    def run(self) -> Trained | None:
+        """Trains the rounds that are left, and writes the results; None if no round was left."""
+        path, first = self.path, find().first
+        with ExitStack() as stack:
+            if path is not None and first:
+                stack.enter_context(held(path, wait=self.wait))
+                if self.explain:
+                    stack.enter_context(explaining(path, self.again))
+            directory = self._directory(first)
+            complete = path is not None and (path / RESULTS).exists() and not damaged(path)
+            if not complete or (directory is not None and self.recipe is not None):
+                recipe, simulation = self._build(directory)  # refuses a directory of another comparison
+            if complete:
+                self._nothing_left(directory)
+                return None
+            if directory is not None:
+                self._say(directory.changed(recipe.settings))
+                simulation.ranks.meet()  # from here on no other process changes the checkpoints
+                self._say(directory.restore(simulation))
+            if not first:
+                train(simulation)
+                return Trained(simulation, summarise(simulation, recipe))
+            if directory is not None and self.console is not None:
+                self.console.print(f"going on at round {simulation.round} of {recipe.settings.rounds}")
+            tracking = stack.enter_context(self._tracking())
+            if path is not None and directory is None:
+                tracking.record(path)
+                directory = RunDirectory.create(path, recipe, self.where, simulation)
+                self._say(directory.restore(simulation))
+            trained = self._train(simulation, recipe, directory, tracking)
+            self._say(warnings_of(simulation) if self.console is None else [])
+            return trained
+
+    def _directory(self, first: bool) -> RunDirectory | None:
+        """What was begun; ranks other than 0 refuse nothing."""
+        if self.path is None:
+            return None
+        if first:
+            return self.find(self.path)
+        return RunDirectory.open(self.path) if holds_run(self.path) else None
+
+    def _nothing_left(self, directory: RunDirectory | None) -> None:
+        """The end of a comparison that is finished."""
+        if find().first and self.path is not None:
+            self._say(directory.mend_recipe() if directory is not None else [])
+            self.finished(self.path)
+
+    def _build(self, directory: RunDirectory | None) -> tuple[Recipe, Simulation]:
+        """The simulation at round 0, and its recipe, which must be that of the directory."""
+        recipe = self.recipe
+        if recipe is None or self.load is None:
+            assert directory is not None
+            recipe, task = directory.recipe, directory.task(self.where.cache)
+        else:
+            task = self.load()
+            if directory is not None:
+                settings = on_the_same_machine(recipe.settings, directory.recipe.settings)
+                recipe = replace(recipe, settings=settings)
+        simulation = recipe.build(task, self.own)
+        recipe = recipe.with_digests(task, simulation)
+        if directory is not None and (differs := directory.recipe.differs(recipe)):
+            if self.recipe is not None:
+                raise InputError(f"{self.path} holds a run that differs in its {differs}; give another out")
+            raise InputError(
+                f"{self.path} was started with a task that differs in its {differs}: "
+                "restore it, or start in another directory"
+            )
+        return recipe, simulation
+
+    def _tracking(self) -> Tracking:
+        if self.tracking is not None or self.path is None:
+            return self.tracking or Tracking()
+        return Tracking.resumed(self.path)
+
+    def _say(self, lines: list[str]) -> None:
+        for line in lines:
+            self.say(line)
+
+    def _train(
+        self, simulation: Simulation, recipe: Recipe, directory: RunDirectory | None, tracking: Tracking
+    ) -> Trained:
+        """Trains, and writes the results."""
+        tracking.begin(simulation, recipe, self.path)
+        train(
+            simulation,
+            directory,
+            console=self.console,
+            every=self.every,
+            again=self.again,
+            after_evaluation=tracking.and_then(self.after_evaluation),
+            save_last=self.models,
+        )
+        if directory is None:
+            results, page = summarise(simulation, recipe), None
+        else:
+            results = directory.write_results(simulation, models=self.models)
+            page = self.finished(directory.path)
+        tracking.finish(page)
+        return Trained(simulation, results)
