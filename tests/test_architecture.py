@@ -12,8 +12,9 @@ LAYERS = (
     ("runs.hints",),
     ("errors", "runs.files", "runs.progress", "data.counter", "contract", "algorithms.simplex"),
     ("runs.spec", "runs.folder", "aggregation", "scores.reading"),
-    ("runs.seals", "scores"),
-    ("metrics", "intervals", "algorithms", "layers", "data.samples", "testing"),
+    ("scores",),
+    ("runs.schema",),
+    ("runs.seals", "metrics", "intervals", "algorithms", "layers", "data.samples", "testing"),
     ("data", "models"),
     ("augment",),
     ("engine",),
@@ -46,7 +47,7 @@ ENGINE = (
 )
 
 RUNS = (
-    ("hints", "files", "progress"),
+    ("hints", "files", "progress", "schema"),
     ("spec", "folder"),
     ("seals", "cost", "environment", "references"),
     ("recipe",),

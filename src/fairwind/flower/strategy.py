@@ -25,6 +25,7 @@ from fairwind.exchange.server import Aggregator
 from fairwind.flower.nodes import LOG, Nodes
 from fairwind.flower.records import ARRAYS, CONFIG, SHARED, from_content, judged_of, to_arrays, to_record
 from fairwind.runs.folder import run_name
+from fairwind.runs.schema import FederatedConfig
 from fairwind.scores import accuracy, as_scores
 from fairwind.task import Task
 from fairwind.tracking import Given, Tracking
@@ -240,7 +241,7 @@ class AlgorithmStrategy(Strategy):
     def _read(self, node: int, content: RecordDict) -> Reply:
         return from_content(content)
 
-    def _owner(self) -> dict[str, Any]:
+    def _owner(self) -> FederatedConfig:
         trained = self.aggregator, self.evaluations
         return owner_of(*trained, task=self.task, clients_per_round=self.nodes.per_round)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import altair as alt
 
@@ -24,10 +23,20 @@ from fairwind.report.paired import Paired, paired
 from fairwind.report.provenance import how_section
 from fairwind.report.record import Record, read_record
 from fairwind.report.sizes import shown_by_size, sizes, trend_words
-from fairwind.report.table import Results, count, display_name, judged, measures, notes, reading, seed_count
+from fairwind.report.table import (
+    by_other_scores,
+    count,
+    display_name,
+    judged,
+    measures,
+    notes,
+    reading,
+    seed_count,
+)
 from fairwind.report.targets import targets_data, targets_section
 from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic
+from fairwind.runs.schema import Findings
 from fairwind.runs.seals import check_whole
 
 INTERIM = "interim.html"  # the page of a run that is not finished
@@ -77,7 +86,7 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
     subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
     summary = f"<section><h2>Summary</h2>{_summary(record, found)}</section>"
     body = [summary, *_sections(record, specs), how_section(record)]
-    data: dict[str, Any] = {"names": names, "percent": record.judged.kind == "accuracy"}
+    data: dict[str, object] = {"names": names, "percent": record.judged.kind == "accuracy"}
     if (targets := targets_data(record)) is not None:
         data["targets"] = targets
     if record.names:
@@ -98,14 +107,15 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
     )
 
 
-def _task_name(results: Results) -> str:
+def _task_name(results: Findings) -> str:
     """The task's name; of one without a name, how many clients it has."""
-    name: str = results["task"]
-    clients = results["federation"].get("clients")
-    return count(clients, "client") if name == Federation.name and clients else name
+    name, federation = results["task"], results["federation"]
+    if name == Federation.name and "clients" in federation:
+        return count(federation["clients"], "client")
+    return name
 
 
-def _facts(results: Results) -> dict[str, str]:
+def _facts(results: Findings) -> dict[str, str]:
     federation, seeds = results["federation"], seed_count(results)
     told = {} if federation["name"] == Federation.name else {"federation": federation["name"]}
     if "clients" in federation:  # older runs say so only when they are finished
@@ -116,8 +126,9 @@ def _facts(results: Results) -> dict[str, str]:
                 f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
             ),
         }
+        if "groups" in federation:
+            told["groups"] = f"{len(federation['groups']):,}"
     return told | {
-        **({"groups": f"{len(federation['groups']):,}"} if "groups" in federation else {}),
         "runs": f"{count(len(results['summary']), 'algorithm')} × {count(seeds, 'seed')}",
         "rounds": f"{max(run['rounds'] for run in results['runs']):,}",
     }
@@ -140,13 +151,11 @@ def _summary(record: Record, found: Paired) -> str:
     )
 
 
-def _further(results: Results) -> str:
+def _further(results: Findings) -> str:
     """A table for each score beside the main one."""
     tables = ""
-    for score in (results.get("scores") or [])[1:]:
-        rows = [{"algorithm": r["algorithm"], **r["scores"][score["name"]]} for r in results["summary"]]
-        other = {**results, "scores": [score], "summary": rows}
-        lower = ", lower is better" if score["kind"] == "lower" else ""
+    for other in by_other_scores(results):
+        lower = ", lower is better" if judged(other).kind == "lower" else ""
         table = measures_table(other, measures(other)[:5], judged(other).title)
         tables += f"<h3>{escaped(judged(other).title)}{lower}</h3>{table}"
     return tables

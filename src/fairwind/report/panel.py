@@ -26,8 +26,10 @@ from fairwind.report.spread import distribution
 from fairwind.report.table import MEASURES, algorithm_of, count, display_name, seed_count
 from fairwind.report.targets import TARGETS_READ, target_tables
 from fairwind.runs.results import summary_of
-from fairwind.study import Finished, Panel, Study, choose
+from fairwind.runs.schema import ResultsFile, RunRow
+from fairwind.study import Clients, Finished, Panel, Study, choose
 
+NOBODY = Clients(np.zeros(0, np.int64), np.zeros(0, np.int64), [])
 Chart = alt.Chart | alt.LayerChart
 FindData = Callable[[Panel], Federation | None]
 
@@ -52,28 +54,26 @@ def show(
 ) -> Shown:
     """The panel's runs as a record like that of a comparison."""
     chosen = choose(panel, runs, digest)
-    found = [run for each in chosen.values() for run in each]
-    if not found:
-        return Shown(panel, chosen, None)
-    vectors = next((run for run in found if run.accuracy is not None), None)
-    width = 0 if vectors is None or vectors.accuracy is None else len(vectors.accuracy)
-    unknown = np.full(width, np.nan, dtype=np.float32)
     # A spec may be written in several ways: here it is called as the panel calls it.
-    named = [(spec, run) for spec, each in chosen.items() for run in each]
-    rows = [run.row | {"algorithm": spec} for spec, run in named]
-    results = {
+    named = [(spec, run) for spec, runs in chosen.items() for run in runs]
+    if not named:
+        return Shown(panel, chosen, None)
+    clients = next((run.clients for _, run in named if run.clients is not None), NOBODY)
+    unknown = np.full(len(clients.names), np.nan, dtype=np.float32)
+    rows: list[RunRow] = [{**run.row, "algorithm": spec} for spec, run in named]
+    results: ResultsFile = {
+        **named[0][1].results,
         "setup": panel.title,
-        "federation": found[0].results["federation"],
         "runs": rows,
         "summary": summary_of(rows),
     }
     record = Record(
         results=results,
-        history=[line | {"algorithm": spec} for spec, run in named for line in run.history],
-        score=np.stack([unknown if run.accuracy is None else run.accuracy for run in found]),
-        train_size=np.zeros(0, np.int64) if vectors is None else vectors.clients["train_size"],
-        test_size=np.zeros(0, np.int64) if vectors is None else vectors.clients["test_size"],
-        names=[] if vectors is None else vectors.clients["names"],
+        history=[{**line, "algorithm": spec} for spec, run in named for line in run.history],
+        score=np.stack([unknown if run.accuracy is None else run.accuracy for _, run in named]),
+        train_size=clients.train_size,
+        test_size=clients.test_size,
+        names=clients.names,
         beside=labels,
     )
     return Shown(panel, chosen, record)
