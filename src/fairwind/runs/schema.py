@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Generic, Literal, NotRequired, TypedDict, TypeVar, final
+from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, final
 
 from fairwind.scores import Kind
 
@@ -326,3 +326,27 @@ class ResultsFile(Results):
 
     files: dict[str, str]
     sha256: str
+
+
+TheoryScale = Literal["smoke", "reduced", "full"]
+Verdict = Literal["holds", "holds in part", "does not hold", "premise impossible"]
+TheoryRow = dict[str, Any]  # what one check measured once: columns of its own, numbers and texts
+
+
+class TheoryCheck(TypedDict):
+    """One claim of the paper beside what was measured."""
+
+    name: str
+    claim: str
+    setting: dict[str, object]
+    rows: list[TheoryRow]
+    verdict: Verdict
+    explanation: str
+
+
+class TheoryFile(TypedDict):
+    """theory.json: all checks of the paper's theory."""
+
+    scale: TheoryScale
+    environment: Environment
+    checks: list[TheoryCheck]
