@@ -36,7 +36,7 @@ from fairwind.report.table import (
 from fairwind.report.targets import targets_data, targets_section
 from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic
-from fairwind.runs.schema import Findings
+from fairwind.runs.schema import Findings, FindingsSoFar, Results
 from fairwind.runs.seals import check_whole
 
 INTERIM = "interim.html"  # the page of a run that is not finished
@@ -107,7 +107,7 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
     )
 
 
-def _task_name(results: Findings) -> str:
+def _task_name(results: Results | FindingsSoFar) -> str:
     """The task's name; of one without a name, how many clients it has."""
     name, federation = results["task"], results["federation"]
     if name == Federation.name and "clients" in federation:
@@ -115,7 +115,7 @@ def _task_name(results: Findings) -> str:
     return name
 
 
-def _facts(results: Findings) -> dict[str, str]:
+def _facts(results: Results | FindingsSoFar) -> dict[str, str]:
     federation, seeds = results["federation"], seed_count(results)
     told = {} if federation["name"] == Federation.name else {"federation": federation["name"]}
     if "clients" in federation:  # older runs say so only when they are finished

@@ -298,7 +298,6 @@ class Findings(TypedDict):
     command: str
     config: Config | FederatedConfig
     scores: list[ScoreKind]
-    federation: FederationFacts | FederationName
     data: str | None
     runs: list[RunRow]
     summary: list[SummaryRow]
@@ -308,6 +307,7 @@ class FindingsSoFar(Findings):
     """The findings of a comparison that goes on."""
 
     environment: Environment | None
+    federation: FederationFacts | FederationName
     timing: TimingSoFar
 
 
@@ -318,6 +318,7 @@ class Results(Findings):
     plan: NotRequired[Plan]
     engine: NotRequired[str]  # what carried a real federation's messages
     environment: Environment
+    federation: FederationFacts
     timing: Timing
 
 

@@ -76,8 +76,7 @@ class Finished(NamedTuple):
     @property
     def digest(self) -> str | None:
         """The digest of the data, if it was prepared from files."""
-        federation = self.results["federation"]
-        return federation.get("digest") if "clients" in federation else None
+        return self.results["federation"].get("digest")
 
     @property
     def precision(self) -> str:
