@@ -72,13 +72,13 @@ class FederatedRun:
 
     def restore(self) -> list[str]:
         """Goes back to the newest good checkpoint; returns what there is to say."""
-        found, refused = load_checkpoint(self.path / CHECKPOINTS, self._name)
-        if found is None:
+        checkpoint, refused = load_checkpoint(self.path / CHECKPOINTS, self._name)
+        if checkpoint is None:
             return refused
-        self.aggregator.restore(found)
-        self.evaluations.restore(found.record["evaluations"])
-        self.before = found.record["seconds"]
-        return [*refused, f"goes on after round {found.round}, from {self.path}"]
+        self.aggregator.restore(checkpoint)
+        self.evaluations.restore(checkpoint.record["evaluations"])
+        self.before = checkpoint.record["seconds"]
+        return [*refused, f"goes on after round {checkpoint.round}, from {self.path}"]
 
     def save(self) -> None:
         """A checkpoint of the rounds that are over."""

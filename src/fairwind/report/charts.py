@@ -94,19 +94,19 @@ def curve_of(record: Record, label: str, key: str) -> list[Point]:
         if row["algorithm"] == label:
             values.setdefault(row["round"], []).append(number(row, key))
     most = max(map(len, values.values()), default=0)  # seeds trained apart may be evaluated at other rounds
-    known = {
+    complete = {
         t: [v for v in seeds if v is not None]
         for t, seeds in values.items()
         if None not in seeds and len(seeds) == most
     }
-    rounds = thin(np.array(sorted(known), dtype=np.int64), MAX_POINTS)
+    rounds = thin(np.array(sorted(complete), dtype=np.int64), MAX_POINTS)
     return [
         {
             "algorithm": display_name(label),
             "round": int(t),
-            "mean": round(float(np.mean(known[t])), 4),
-            "low": round(min(known[t]), 4),
-            "high": round(max(known[t]), 4),
+            "mean": round(float(np.mean(complete[t])), 4),
+            "low": round(min(complete[t]), 4),
+            "high": round(max(complete[t]), 4),
         }
         for t in rounds.tolist()
     ]

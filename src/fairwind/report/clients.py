@@ -62,10 +62,10 @@ def _curves(record: Record) -> Curves | None:
     values = np.stack(
         [_mean(record.curves[np.ix_(rounds, _runs(record, label), kept)]) for label in record.labels]
     )  # (algorithms, rounds, clients)
-    known = values[np.isfinite(values)]
-    if not known.size:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
         return None
-    low, high = float(known.min()), float(known.max())
+    low, high = float(finite.min()), float(finite.max())
     scaled = (values - low) / (high - low or 1) * STEPS
     steps = np.where(np.isfinite(values), scaled, STEPS + 1).round().astype("<u2")
     return {

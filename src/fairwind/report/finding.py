@@ -21,8 +21,8 @@ def finding(record: Record, paired: Paired) -> str:
     score = record.judged
     if (chance := at_chance(record, paired)) is not None:
         return chance
-    known = {measure.key: measure for measure in measures(record.results)}
-    worst, average = known["worst30"], known["avg"]
+    by_key = {measure.key: measure for measure in measures(record.results)}
+    worst, average = by_key["worst30"], by_key["avg"]
     first, top = (next(iter(best_labels(record, measure)), None) for measure in (worst, average))
     if first is None or top is None:
         return f"No run ended with a defined {score.name}."
@@ -100,8 +100,8 @@ def _average(record: Record, paired: Paired, measure: Measure, top: str, said: s
 
 def at_chance(record: Record, paired: Paired) -> str | None:
     """What to say where no algorithm is shown to have learned anything."""
-    score, known = record.judged, {measure.key: measure for measure in measures(record.results)}
-    top, floor = next(iter(best_labels(record, known["avg"])), None), floor_of(record)
+    score, by_key = record.judged, {measure.key: measure for measure in measures(record.results)}
+    top, floor = next(iter(best_labels(record, by_key["avg"])), None), floor_of(record)
     within = None if top is None else paired.level("avg", top)
     if top is None or floor is None or within is None:
         return None
@@ -132,9 +132,9 @@ def floor_of(record: Record) -> Floor | None:
     if score.name == "AUC":
         return Floor(0.5, "ordering at random")
     untrained = [line["avg"] for line in record.history if line["round"] == 0]
-    known = [value for value in untrained if value is not None]
-    if known and len(known) == len(untrained):
-        return Floor(sum(known) / len(known), "before training")
+    defined = [value for value in untrained if value is not None]
+    if defined and len(defined) == len(untrained):
+        return Floor(sum(defined) / len(defined), "before training")
     return None
 
 

@@ -49,11 +49,11 @@ def write_report(directory: Path) -> list[Path]:
     return write_page(directory, record, paired(record))
 
 
-def write_page(directory: Path, record: Record, found: Paired) -> list[Path]:
+def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
     """The same of a record that was read, of which it is known what is more than noise."""
     specs = figures(record)
     (directory / "figures").mkdir(exist_ok=True)
-    written = [write_atomic(directory / "report.html", page(record, specs, found).encode())]
+    written = [write_atomic(directory / "report.html", page(record, specs, runs).encode())]
     (directory / INTERIM).unlink(missing_ok=True)
     paper = theme(record.labels, "light")
     for name, spec in specs.items():
@@ -78,13 +78,13 @@ def figures(record: Record) -> dict[str, Spec]:
     return {name: plain_spec(chart) for name, chart in drawn.items() if chart is not None}
 
 
-def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, live: str = "") -> str:
+def page(record: Record, specs: dict[str, Spec], runs: Paired | None = None, live: str = "") -> str:
     """The whole page as HTML; `live` names what it shows of a run that goes on (see `frame`)."""
-    found = found or paired(record)
+    runs = runs or paired(record)
     results = record.results
     names = [display_name(label) for label in record.labels]
     subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
-    summary = f"<section><h2>Summary</h2>{_summary(record, found)}</section>"
+    summary = f"<section><h2>Summary</h2>{_summary(record, runs)}</section>"
     body = [summary, *_sections(record, specs), how_section(record)]
     data: dict[str, object] = {"names": names, "percent": record.judged.kind == "accuracy"}
     if (targets := targets_data(record)) is not None:
@@ -95,7 +95,7 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
         kind="Fairwind report, interim" if record.state else "Fairwind report",
         title=f"{subject} on {_task_name(results)}",
         banner=record.state,
-        finding=finding(record, found),
+        finding=finding(record, runs),
         facts=_facts(results),
         notes=notes(results),
         legend=legend_html(record.labels),
@@ -134,10 +134,10 @@ def _facts(results: Results | FindingsSoFar) -> dict[str, str]:
     }
 
 
-def _summary(record: Record, found: Paired) -> str:
+def _summary(record: Record, runs: Paired) -> str:
     """The table of scores, and the other measures folded away below it."""
     results = record.results
-    shown, ahead = measures(results), best_shown(record, found)
+    shown, ahead = measures(results), best_shown(record, runs)
     meanings = "".join(f"<dt>{escaped(m.name)}</dt><dd>{escaped(m.meaning)}</dd>" for m in shown)
     score = judged(results)
     unit = ", in percent" if score.kind == "accuracy" else ", lower is better" if score.sign < 0 else ""

@@ -160,8 +160,10 @@ def _places(values: dict[str, float]) -> dict[str, set[int]]:
 def distance(cells: dict[str, dict[Printed, Cell]]) -> float | None:
     """The root of the mean squared difference from the paper over all cells, in points."""
     differences = [cell.difference for row in cells.values() for cell in row.values()]
-    known = [d for d in differences if d is not None]
-    return float(np.sqrt(np.mean(np.square(known)))) if known and len(known) == len(differences) else None
+    defined = [d for d in differences if d is not None]
+    return (
+        float(np.sqrt(np.mean(np.square(defined)))) if defined and len(defined) == len(differences) else None
+    )
 
 
 def against_others(
@@ -178,9 +180,9 @@ def against_others(
     rows = {}
     for other in others or [label for label in record.labels if label != one]:
         row = {key: runs.difference(key, one, other, len(others)) for key in BESIDE}
-        known = {key: interval for key, interval in row.items() if interval is not None}
-        if len(known) == len(row):
-            rows[other] = known
+        intervals = {key: interval for key, interval in row.items() if interval is not None}
+        if len(intervals) == len(row):
+            rows[other] = intervals
     return one, rows
 
 

@@ -125,14 +125,14 @@ def write_study(
 def content(study: Study, shown: list[Shown]) -> StudyContent:
     """The study's numbers as data: what is on the page, and where each run comes from."""
     panels = []
-    for each in shown:
-        panel, record = each.panel, each.record
+    for part in shown:
+        panel, record = part.panel, part.record
         entry: PanelContent = {
             "title": panel.title,
             "setup": panel.setup,
             "changes": dict(panel.changes),
             "seeds": panel.seeds,
-            "missing": each.missing,
+            "missing": part.missing,
         }
         if record is not None:
             _, differences = against_others(paired(record))
@@ -145,7 +145,7 @@ def content(study: Study, shown: list[Shown]) -> StudyContent:
                     for label, row in rounds_to(record).items()
                 },
                 "cost_of_a_round": {label: cost_of(record, label) for label in record.labels},
-                "comparisons": _comparisons(each),
+                "comparisons": _comparisons(part),
             }
         if record is not None and panel.published:
             cells = beside_paper(record.results["summary"], panel.published)
@@ -176,11 +176,11 @@ def _comparisons(shown: Shown) -> list[Source]:
 def known_tables(shown: list[Shown]) -> list[latex.Table]:
     """Each panel as a table of means ± standard deviations, with the paper's rows where it has them."""
     tables = []
-    for each in shown:
-        assert each.record is not None
-        summary, table = each.record.results["summary"], each.panel.published
-        ahead = best_shown(each.record, paired(each.record))
-        several = seed_count(each.record.results) > 1
+    for part in shown:
+        assert part.record is not None
+        summary, table = part.record.results["summary"], part.panel.published
+        ahead = best_shown(part.record, paired(part.record))
+        several = seed_count(part.record.results) > 1
         theirs = published()["tables"][table]["rows"] if table else {}
         chosen = STATISTICS[statistics_of(table) if table else "plain"]
         shown_measures = [m for m in MEASURES if m.key in chosen.values()]
@@ -191,13 +191,13 @@ def known_tables(shown: list[Shown]) -> list[latex.Table]:
             paper = [theirs[row["algorithm"]][key] for key in BESIDE] if row["algorithm"] in theirs else []
             best = [ahead.get(m.key) == row["algorithm"] for m in shown_measures]
             rows.append(latex.Row(display_name(row["algorithm"]), ours, paper, best))
-        tables.append(latex.Table(each.panel.title, [m.name for m in shown_measures], rows))
+        tables.append(latex.Table(part.panel.title, [m.name for m in shown_measures], rows))
     return tables
 
 
 def _facts(shown: list[Shown]) -> dict[str, str]:
-    runs = [run for each in shown for found in each.chosen.values() for run in found]
-    wanted = sum(len(each.panel.algorithms) * len(each.panel.seeds) for each in shown)
+    runs = [run for part in shown for chosen in part.chosen.values() for run in chosen]
+    wanted = sum(len(part.panel.algorithms) * len(part.panel.seeds) for part in shown)
     made = [run.results["environment"] for run in runs]
     devices = dict.fromkeys(str(e["processor"] if e["device"] == "cpu" else e["device"]) for e in made)
     commits = dict.fromkeys(str(e["commit"]) for e in made)
@@ -242,17 +242,17 @@ def _overview(study: Study, shown: list[Shown]) -> Iterable[str]:
 
 def _readings(shown: list[Shown]) -> str:
     """How far each reading of the data and of the statistics lies from the published table."""
-    found = []
-    for each in shown:
-        assert each.record is not None
+    readings = []
+    for part in shown:
+        assert part.record is not None
         for statistics in STATISTICS:
-            cells = beside_paper(each.record.results["summary"], each.panel.published, statistics)
+            cells = beside_paper(part.record.results["summary"], part.panel.published, statistics)
             away = distance(cells)
             if away is not None:
                 order = sum(cell.in_order for row in cells.values() for cell in row.values())
                 total = sum(len(row) for row in cells.values())
-                found.append((away, each.panel.title, statistics, f"{order} of {total}"))
-    rows = [[t, s, f"{away:.1f}", o] for away, t, s, o in sorted(found)]
+                readings.append((away, part.panel.title, statistics, f"{order} of {total}"))
+    rows = [[t, s, f"{away:.1f}", o] for away, t, s, o in sorted(readings)]
     head = ["data", "statistics", "distance, points", "places as published"]
     words = (
         "Distance is the root of the mean squared difference from the paper over five algorithms and three "

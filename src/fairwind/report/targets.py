@@ -87,24 +87,24 @@ def rounds_to(
     record: Record, targets: Sequence[int] = (30, 40, 50, 60, 70, 80, 90)
 ) -> dict[str, dict[int, Reached]]:
     """By algorithm and target of the average, as far as any algorithm reaches it."""
-    found = {label: {x: reached(record, label, "avg", x) for x in targets} for label in record.labels}
-    shown = [x for x in targets if any(row[x].median is not None for row in found.values())]
-    return {label: {x: row[x] for x in shown} for label, row in found.items()}
+    rounds = {label: {x: reached(record, label, "avg", x) for x in targets} for label in record.labels}
+    shown = [x for x in targets if any(row[x].median is not None for row in rounds.values())]
+    return {label: {x: row[x] for x in shown} for label, row in rounds.items()}
 
 
 def target_tables(record: Record) -> list[tuple[list[str], list[list[str]]]]:
     """Head and rows of a table of rounds, and where costs are known of gradients and of bytes."""
-    found = rounds_to(record)
-    targets = list(next(iter(found.values()), {}))
+    rounds = rounds_to(record)
+    targets = list(next(iter(rounds.values()), {}))
     if not targets:
         return []
-    costs = [cost_of(record, label) for label in found]
-    tables = [_table("rounds", found, targets, [1.0] * len(found))]
+    costs = [cost_of(record, label) for label in rounds]
+    tables = [_table("rounds", rounds, targets, [1.0] * len(rounds))]
     known = [cost for cost in costs if cost is not None]
-    if len(known) == len(found):
+    if len(known) == len(rounds):
         gradients, sent = [cost["sample_gradients"] for cost in known], [cost["bytes"] for cost in known]
-        tables.append(_table("sample gradients", found, targets, gradients))
-        tables.append(_table("bytes", found, targets, sent))
+        tables.append(_table("sample gradients", rounds, targets, gradients))
+        tables.append(_table("bytes", rounds, targets, sent))
     return tables
 
 
@@ -179,10 +179,10 @@ def targets_section(record: Record) -> str:
     seconds, costs = data["seconds"], data["costs"]
     rows = ""
     for i, label in enumerate(record.labels):
-        found = reached(record, label, "avg", target)
-        at = found.median
-        cells = [found.text()]
-        cells += ["–" if at is None else f"{at * each:.3g}" for each in (costs[i] if costs else ())]
+        rounds_reached = reached(record, label, "avg", target)
+        at = rounds_reached.median
+        cells = [rounds_reached.text()]
+        cells += ["–" if at is None else f"{at * cost:.3g}" for cost in (costs[i] if costs else ())]
         if seconds:
             cells.append("–" if at is None else f"{at * seconds:.3g}")
         rows += f'<tr><th scope="row">{escaped(display_name(label))}</th>'

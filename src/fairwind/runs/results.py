@@ -219,9 +219,9 @@ def summary_of(rows: Sequence[RunRow]) -> list[SummaryRow]:
 
 def _over_seeds(finals: Sequence[Metrics[float | None]], groups: Sequence[ModelGroups]) -> SummaryMetrics:
     """Metrics of several seeds, and where clients are in groups each group's average."""
-    known = [metric for metric in (*METRICS, *OF_GROUPS) if any(metric in final for final in finals)]
+    measured = [metric for metric in (*METRICS, *OF_GROUPS) if any(metric in final for final in finals)]
     means: dict[str, OverSeeds | dict[str, GroupAverage[OverSeeds]]] = {
-        metric: over_seeds([final.get(metric) for final in finals]) for metric in known
+        metric: over_seeds([final.get(metric) for final in finals]) for metric in measured
     }
     averages: dict[str, GroupAverage[OverSeeds]] = {
         label: {
