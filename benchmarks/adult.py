@@ -97,7 +97,10 @@ def main() -> None:
             "data": compared.results["data"],
             "seconds": compared.results["timing"]["seconds"],
             "parts": parts,
-            "summary": [{key: row[key] for key in keys} for row in compared.results["summary"]],
+            "summary": [
+                {key: value for key, value in row.items() if key in keys}
+                for row in compared.results["summary"]
+            ],
             "runs": [
                 {"algorithm": r.algorithm, "seed": r.seed, "worst_group": r.worst_group, "groups": r.groups}
                 for r in compared

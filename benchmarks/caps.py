@@ -24,9 +24,10 @@ from fairwind.engine.simulation import Simulation
 from fairwind.exchange import Aggregator, Bounds, Reply
 from fairwind.runs.environment import environment
 from fairwind.runs.recipe import settings_of
+from fairwind.runs.schema import Metric
 
 ALGORITHMS = "fedavg", "adafedadam"
-SHOWN = "avg", "std", "worst30"
+SHOWN: tuple[Metric, ...] = "avg", "std", "worst30"
 
 
 class CappedServer:
@@ -103,7 +104,8 @@ def measured(setup: str, seeds: list[int], rounds: int) -> list[dict[str, Any]]:
     for (spec, seed, capped), server in zip(cases, servers, strict=True):
         line = last[label(spec, capped), seed]
         row = {"setup": setup, "clients": len(task.federation), "algorithm": spec, "seed": seed}
-        row |= {"bounds": server is not None, **{name: line[name] for name in SHOWN}}
+        row["bounds"] = server is not None
+        row |= {name: line[name] for name in SHOWN}
         if server is not None:
             row["capped_a_round"] = sum(server.capped.values()) / rounds
             row["capped_ever"] = len(server.capped)

@@ -18,9 +18,10 @@ from fairwind import Federation, Settings, algorithms, setups
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.runs.environment import environment
+from fairwind.runs.schema import Metric
 from fairwind.setups import Where
 
-METRICS = {"avg": "average", "std": "STD", "worst30": "worst 30 %"}
+METRICS: dict[Metric, str] = {"avg": "average", "std": "STD", "worst30": "worst 30 %"}
 EXACT = ("float32", "tf32", "bf16")  # the most exact first
 Values = dict[str, torch.Tensor]  # of each metric, those of all runs (algorithms, seeds)
 

@@ -27,6 +27,7 @@ from fairwind.exchange import Privacy
 from fairwind.exchange.accounting import Accountant
 from fairwind.runs.environment import environment
 from fairwind.runs.recipe import settings_of
+from fairwind.runs.schema import Metric
 
 # Public bounds, chosen knowing Synthetic. Noise is as large as they are, so that of the weight is small: half
 # of the clients have 18 samples or fewer. The others are near what a median client has at first.
@@ -34,6 +35,7 @@ BOUNDS: dict[str, dict[str, float]] = {
     "fedavg": {"clip": 0.2, "weight": 10.0},
     "adafedadam": {"clip": 8.0, "weight": 5.0, "further": 2.0},
 }
+MEASURED: tuple[Metric, ...] = "avg", "worst30"
 
 
 def private(algorithm: Algorithm[Any, Any], privacy: Privacy) -> Algorithm[Any, Any]:
@@ -103,8 +105,9 @@ def main() -> None:
         row: dict[str, Any] = {"algorithm": name, "noise": noise}
         if privacy is not None:
             row["privacy"] = Accountant(privacy, [(1, 1, o.rounds)]).described()
-        for metric in ("avg", "worst30"):
-            values = [last[run.label, run.seed][metric] for run in mine]
+        for metric in MEASURED:
+            lines = [last[run.label, run.seed] for run in mine]
+            values = [value for line in lines if (value := line[metric]) is not None]
             row[metric] = statistics.mean(values)
             row[f"{metric}_by_seed"] = values
         rows.append(row)

@@ -45,6 +45,8 @@ def schema_table(name: str) -> str:
 
 
 def _fields(schema: dict[str, Any], root: dict[str, Any], path: str) -> Iterator[tuple[str, str, str]]:
+    for option in schema.get("anyOf", []):
+        yield from _fields(root["$defs"][option["$ref"].rpartition("/")[2]], root, path)
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}" if path else name
         yield here, _kind(field), field.get("description", "")

@@ -13,8 +13,9 @@ LAYERS = (
     ("errors", "runs.files", "runs.progress", "data.counter", "contract", "algorithms.simplex"),
     ("algorithms.ranges",),
     ("runs.spec", "runs.folder", "aggregation", "scores.reading"),
-    ("runs.seals", "scores"),
-    ("metrics", "intervals", "algorithms", "layers", "data.samples", "testing"),
+    ("scores",),
+    ("runs.schema",),
+    ("runs.seals", "metrics", "intervals", "algorithms", "layers", "data.samples", "testing"),
     ("data", "models"),
     ("augment",),
     ("engine",),
@@ -51,7 +52,7 @@ ENGINE = (
 )
 
 RUNS = (
-    ("hints", "files", "progress"),
+    ("hints", "files", "progress", "schema"),
     ("spec", "folder"),
     ("seals", "cost", "environment", "references"),
     ("recipe",),

@@ -15,9 +15,11 @@ from torch import Tensor
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, needs_extra, python_numbers, unknown
 from fairwind.intervals import Interval, paired_differences
-from fairwind.metrics import METRICS, OF_GROUPS, Floats
-from fairwind.runs.files import CLIENTS, MODELS, RESULTS, read_json
-from fairwind.runs.seals import check_whole, read_history
+from fairwind.metrics import Floats
+from fairwind.runs.files import CLIENTS, MODELS, RESULTS
+from fairwind.runs.results import final_metrics
+from fairwind.runs.schema import GroupAverage, HistoryLine, Metrics, Plan, Results
+from fairwind.runs.seals import check_whole, read_history, read_results
 
 if TYPE_CHECKING:
     import pandas
@@ -29,22 +31,22 @@ class Result:
 
     algorithm: str  #: Its spec, or the name it was given.
     seed: int  #: Of initial weights, batch order and participation.
-    metrics: dict[str, float | None]  #: By name, as in docs/metrics.md; accuracies in percent.
+    metrics: Metrics[float | None]  #: By name, as in docs/metrics.md; accuracies in percent.
     score: Tensor  #: (K,) Each client's test score, accuracies in percent; NaN without test samples.
     loss: Tensor  #: (K,) Each client's mean test loss.
     scores: dict[str, Tensor]  #: (K,) Every score by name.
     rounds: list[int]  #: The evaluated rounds.
     curve: Tensor  #: (evaluated rounds, K) Each client's score.
-    history: list[dict[str, Any]]  #: The metrics after each evaluated round.
+    history: list[HistoryLine]  #: The metrics after each evaluated round.
     state_dict: dict[str, Tensor]  #: Of the trained model.
     left_out: int  #: Contributions left out because a number was not finite.
     stalled_rounds: int  #: Rounds in which the model stayed because no client was usable.
-    groups: dict[str, dict[str, Any]] = field(default_factory=dict)  #: By label: clients, avg.
+    groups: dict[str, GroupAverage[float | None]] = field(default_factory=dict)  #: By label: clients, avg.
     worst_group: str | None = None  #: Of groups, the one with the worst average.
 
     def __repr__(self) -> str:
-        found = {k: self.metrics.get(k) for k in ("avg", "worst30")}
-        shown = ", ".join(f"{k} –" if v is None else f"{k} {v:.4g}" for k, v in found.items())
+        numbers = {"avg": self.metrics["avg"], "worst30": self.metrics["worst30"]}
+        shown = ", ".join(f"{k} –" if v is None else f"{k} {v:.4g}" for k, v in numbers.items())
         return f"<Result of {self.algorithm}, seed {self.seed}: {shown}>"
 
 
@@ -52,7 +54,7 @@ class Result:
 class Comparison:
     """Several algorithms under several seeds on one task, trained."""
 
-    results: dict[str, Any]  #: The content of results.json.
+    results: Results  #: The content of results.json.
     runs: list[Result]  #: One for each algorithm and seed.
     clients: list[str]  #: Their names.
     path: Path | None = None
@@ -63,10 +65,9 @@ class Comparison:
     """The clients' test samples."""
 
     @property
-    def plan(self) -> dict[str, dict[str, Any]]:
+    def plan(self) -> Plan:
         """How it was computed, part by part: its `value` and `why`; `fairwind compare --explain` shows it."""
-        found: dict[str, dict[str, Any]] = self.results.get("plan", {})
-        return found
+        return self.results.get("plan", {})
 
     def __getitem__(self, key: Any) -> Result:
         """A run: by its index, its algorithm (with the first seed), or (algorithm, seed)."""
@@ -120,10 +121,9 @@ class Comparison:
         pandas = _pandas()
         frames = []
         for run in self.runs:
-            found: dict[str, Any] = {name: value.numpy() for name, value in run.scores.items()}
-            if self.groups:
-                found = {"group": self.groups, **found}
-            frame = pandas.DataFrame({"client": self.clients, **found, "loss": run.loss.numpy()})
+            groups = {"group": self.groups} if self.groups else {}
+            scores = {name: value.numpy() for name, value in run.scores.items()}
+            frame = pandas.DataFrame({"client": self.clients, **groups, **scores, "loss": run.loss.numpy()})
             frames.append(frame.assign(algorithm=run.algorithm, seed=run.seed))
         return pandas.concat(frames, ignore_index=True)
 
@@ -183,22 +183,22 @@ class Comparison:
         return np.stack(mine)
 
 
-def of_simulation(simulation: Simulation, results: dict[str, Any], path: Path | None) -> Comparison:
+def of_simulation(simulation: Simulation, results: Results, path: Path | None) -> Comparison:
     """The comparison of a simulation."""
     names = [score.name for score in simulation.scores]
     curves = simulation.curves.tensor()
     runs = []
     for r, run in enumerate(simulation.views):
         history = simulation.history[r :: len(simulation.views)]
-        found = [simulation.score[r], *(each[r] for each in simulation.other_scores)]
+        scores = [simulation.score[r], *(values[r] for values in simulation.other_scores)]
         runs.append(
             Result(
                 algorithm=run.label,
                 seed=run.seed,
-                metrics={k: v for k, v in history[-1].items() if k in (*METRICS, *OF_GROUPS)},
+                metrics=final_metrics(history[-1]),
                 score=simulation.score[r],
                 loss=simulation.loss[r],
-                scores=dict(zip(names, found, strict=True)),
+                scores=dict(zip(names, scores, strict=True)),
                 rounds=list(simulation.curves.rounds),
                 curve=curves[:, r],
                 history=history,
@@ -224,7 +224,7 @@ def load(path: str | Path) -> Comparison:
         )
     check_whole(path)
     try:
-        results = read_json(path / RESULTS)
+        results = read_results(path)
         with safe_open(path / CLIENTS, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}

@@ -2,34 +2,26 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fairwind.runs.schema import (
+    ClientMetric,
+    GroupMetric,
+    GroupMetrics,
+    HistoryLine,
+    Metric,
+    ModelMetrics,
+    OverSeeds,
+)
 from fairwind.scores import Kind
 
 Floats = NDArray[np.float64]
 
-METRICS = (
-    "avg",
-    "std",
-    "worst30",
-    "best30",
-    "worst",
-    "avg_weighted",
-    "std_weighted",
-    "worst30_weighted",
-    "std_beyond_noise",
-    "rsd_error",
-    "jain",
-    "gini",
-    "loss_avg",
-    "loss_worst30",
-)
-
-
-OF_GROUPS = ("worst_group_avg", "group_gap")  # where clients are in groups
+METRICS: tuple[Metric, ...] = get_args(ClientMetric)
+OF_GROUPS: tuple[Metric, ...] = get_args(GroupMetric)  # where clients are in groups
 OF_ACCURACIES = ("std_beyond_noise", "rsd_error", "jain", "gini")  # meaningless for other scores
 
 
@@ -51,7 +43,7 @@ def fairness(score: ArrayLike, loss: ArrayLike, size: ArrayLike, kind: Kind = "a
 def _fairness(a: Floats, n: Floats, f: Floats, kind: Kind) -> dict[str, float]:
     sign = -1 if kind == "lower" else 1
     weighted = float(np.average(a, weights=n))
-    found = {
+    values = {
         "avg": float(a.mean()),
         "std": float(a.std()),
         "worst30": _signed(sign, worst_mean(sign * a)),
@@ -65,16 +57,16 @@ def _fairness(a: Floats, n: Floats, f: Floats, kind: Kind) -> dict[str, float]:
     }
     if kind == "accuracy":
         error = 100 - a
-        found |= {
+        values |= {
             "std_beyond_noise": _beyond_noise(a, n),
             "rsd_error": float(error.std() / error.mean()) if error.mean() > 0 else 0.0,
             "jain": _jain(a),
             "gini": _gini(a),
         }
-    return {name: found[name] for name in METRICS if name in found}
+    return {name: values[name] for name in METRICS if name in values}
 
 
-def by_group(score: ArrayLike, size: ArrayLike, groups: Sequence[str], kind: Kind) -> dict[str, Any]:
+def by_group(score: ArrayLike, size: ArrayLike, groups: Sequence[str], kind: Kind) -> GroupMetrics:
     """Each group's average, the worst group, and its gap to the best; empty without groups.
 
     A group's average counts each client once. Clients are left out as in `fairness`; a group without any
@@ -92,16 +84,48 @@ def by_group(score: ArrayLike, size: ArrayLike, groups: Sequence[str], kind: Kin
         avg = finite(
             dict(zip(labels, (np.bincount(of, a[there], len(labels)) / clients).tolist(), strict=True))
         )
-    found = {label: {"clients": int(k), "avg": avg[label]} for label, k in zip(labels, clients, strict=True)}
-    known = {label: each["avg"] for label, each in found.items() if each["clients"]}
-    result: dict[str, Any] = {"groups": found, "worst_group": None, **dict.fromkeys(OF_GROUPS)}
-    averages = [v for v in known.values() if v is not None]
-    if averages and len(averages) == len(known):
+    result: GroupMetrics = {
+        "groups": {
+            label: {"clients": int(k), "avg": avg[label]} for label, k in zip(labels, clients, strict=True)
+        },
+        "worst_group": None,
+        "worst_group_avg": None,
+        "group_gap": None,
+    }
+    tested = {label: avg[label] for label, k in zip(labels, clients, strict=True) if k}
+    averages = [v for v in tested.values() if v is not None]
+    if averages and len(averages) == len(tested):
         worst, best = (max, min) if kind == "lower" else (min, max)
         result["worst_group_avg"] = worst(averages)
-        result["worst_group"] = next(label for label in known if known[label] == worst(averages))
+        result["worst_group"] = next(label for label in tested if tested[label] == worst(averages))
         result["group_gap"] = abs(best(averages) - worst(averages))
     return result
+
+
+def model_metrics(
+    score: ArrayLike, loss: ArrayLike, size: ArrayLike, kind: Kind, groups: Sequence[str] = ()
+) -> ModelMetrics:
+    """The metrics of one model over its clients and their groups, as files hold them."""
+    values = finite(fairness(score, loss, size, kind)) | {**by_group(score, size, groups, kind)}
+    return cast(ModelMetrics, values)
+
+
+def no_metrics(kind: Kind) -> ModelMetrics:
+    """The same where no client was tested."""
+    names = [name for name in METRICS if kind == "accuracy" or name not in OF_ACCURACIES]
+    return cast(ModelMetrics, dict.fromkeys(names))
+
+
+def history_line(
+    algorithm: str, seed: int, round: int, scores: Mapping[str, ModelMetrics], scalars: Mapping[str, float]
+) -> HistoryLine:
+    """A model after a round: its metrics by each score, the main one first, and scalars of the run."""
+    first, *others = scores
+    line: dict[str, object] = {"algorithm": algorithm, "seed": seed, "round": round, **scores[first]}
+    line |= {name: value for name, value in finite(scalars).items() if name not in line}
+    if others:
+        line["scores"] = {name: scores[name] for name in others}
+    return cast(HistoryLine, line)
 
 
 def _counted(a: Floats, n: Floats, kind: Kind) -> NDArray[np.bool_]:
@@ -116,7 +140,7 @@ def _signed(sign: int, value: float) -> float:
     return 0.0 + sign * value  # without a negative zero
 
 
-def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
+def over_seeds(values: Sequence[float | None]) -> OverSeeds:
     """Mean and (population) standard deviation over seeds; null if any value is."""
     present = [v for v in values if v is not None]
     if len(present) < len(values):

@@ -65,10 +65,14 @@ def write_run(
     results = {
         "setup": "synthetic",
         "task": "synthetic",
+        "command": "",
+        "scores": [{"name": "accuracy", "kind": "accuracy"}],
+        "data": None,
         "config": {"algorithms": algorithms, "solver": {"name": "sgd", "lr": 0.01}, "probe_samples": None},
         "environment": {"fairwind": "0.1.0", "commit": "abc1234", "cpu": "<i>cpu</i>"},
         "federation": {
-            "name": "Synthetic", "clients": clients, "train_samples": 700, "test_samples": 180,
+            "name": "Synthetic", "clients": clients, "classes": None,
+            "train_samples": 700, "test_samples": 180,
             "smallest": 4, "median": 16, "largest": 80,
         },
         "runs": runs,
@@ -257,7 +261,7 @@ def test_redrawing_agrees_with_the_metrics_and_their_intervals(tmp_path: Path) -
     record = read_record(tmp_path)
     found = paired(record)
     for r, run in enumerate(results["runs"]):
-        for key, values in found.found.values.items():
+        for key, values in found.jackknife.values.items():
             assert values[0, r] == pytest.approx(run["final"][key], rel=1e-4), key
     theirs = paired_differences(*(record.score_of(label) for label in ("adafedadam", "fedavg")))
     for key, interval in theirs.items():

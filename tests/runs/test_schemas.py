@@ -1,6 +1,9 @@
-"""The files of a run are what docs/schemas describes: no field more, none less."""
+"""The files of a run are what docs/schemas describes, and so are the types: no field more, none less."""
 
 import json
+import types
+import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,20 @@ from safetensors import safe_open
 from torch import nn
 
 import fairwind as fw
+from exchanged import Exchange
+from fairwind.engine.plan import ExecutionPlan
+from fairwind.exchange import UNBOUNDED, Evaluations, FederatedRun, Judged, Privacy
+from fairwind.exchange.results import owner_of
+from fairwind.runs.schema import HistoryLine, ResultsFile
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = {
     name: json.loads((ROOT / "docs" / "schemas" / f"{name}.schema.json").read_text())
     for name in ("results", "history")
 }
-ELSEWHERE = {"environment.ranks", "own"}  # of a run under torchrun, of algorithms of one's own
+# Of a run under torchrun, of algorithms of one's own, and of prepared data.
+ELSEWHERE = {"environment.ranks", "own", *(f"federation.{name}" for name in ("digest", "rule", "notes"))}
+ELSEWHERE |= {f"federation.source{name}" for name in ("", "[].file", "[].bytes", "[].sha256", "[].layout")}
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +38,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     federation = fw.Federation.from_clients(clients, groups=["north", "north", "south", "south"])
     task = fw.Task(lambda: nn.Linear(4, 2), federation, score=[fw.scores.accuracy, fw.scores.f1], rounds=4)
     fw.compare(task, ["adafedadam", "ditto"], seeds=[0, 1], eval_every=2, out=out, progress=False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def federated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real federation's training, with two scores and differential privacy."""
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(20, 4, generator=draw), torch.arange(20) % 2) for _ in range(4)]
+    task = fw.Task(lambda: nn.Linear(4, 2), fw.Federation.from_clients(clients))
+    privacy = Privacy(clip=1.0, weight=20.0, noise=0.0, delta=1e-5)
+    exchange = Exchange(task, "fedavg", bounds=UNBOUNDED, privacy=privacy, sends="sums")
+    evaluations = Evaluations([fw.scores.accuracy, fw.scores.f1], "fedavg", 0)
+    owner = owner_of(exchange.server, evaluations, task="hospitals", clients_per_round=None)
+    out = tmp_path_factory.mktemp("federated") / "run"
+    run = FederatedRun(out, owner, exchange.server, evaluations)
+    exchange.round()
+    scores = {"accuracy": 50.0, "f1": 0.5}
+    evaluations.add(1, {str(k): Judged(4, 16, 0.7, scores) for k in range(4)}, exchange.server.counts())
+    run.finish(nn.Linear(4, 2), engine="Flower")
+    run.close()
     return out
 
 
@@ -46,6 +76,16 @@ def test_the_files_are_valid(run: Path) -> None:
     assert "certainty" in lines[-5]
 
 
+def test_those_of_a_real_federation_are_valid(federated: Path) -> None:
+    check(json.loads((federated / "results.json").read_text()), "results")
+
+
+def test_where_no_client_was_tested_the_measures_are_null() -> None:
+    evaluations = Evaluations([fw.scores.accuracy, fw.scores.f1], "fedavg", 0)
+    nothing = {"accuracy": float("nan"), "f1": float("nan")}
+    check(evaluations.add(0, {"a": Judged(0, 16, float("nan"), nothing)}, {}), "history")
+
+
 def test_a_field_more_or_less_is_found(run: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     results = json.loads((run / "results.json").read_text())
@@ -54,11 +94,15 @@ def test_a_field_more_or_less_is_found(run: Path) -> None:
             check(spoilt, "results")
 
 
+def resolved(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """A schema without a reference at its top."""
+    return root["$defs"][schema["$ref"].rpartition("/")[2]] | schema if "$ref" in schema else schema
+
+
 def described(schema: dict[str, Any], root: dict[str, Any], path: str = "") -> set[str]:
     """All fields that a schema names."""
-    if "$ref" in schema:
-        schema = {**root["$defs"][schema["$ref"].rpartition("/")[2]], **schema}
-    found: set[str] = set()
+    schema = resolved(schema, root)
+    found: set[str] = set().union(*(described(option, root, path) for option in schema.get("anyOf", [])))
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}" if path else name
         found |= {here} | described(field, root, here)
@@ -71,9 +115,8 @@ def described(schema: dict[str, Any], root: dict[str, Any], path: str = "") -> s
 
 def written(content: Any, schema: dict[str, Any], root: dict[str, Any], path: str = "") -> set[str]:
     """All fields that a file has, by the paths of the schema."""
-    if "$ref" in schema:
-        schema = {**root["$defs"][schema["$ref"].rpartition("/")[2]], **schema}
-    found: set[str] = set()
+    schema = resolved(schema, root)
+    found: set[str] = set().union(*(written(content, s, root, path) for s in schema.get("anyOf", [])))
     if isinstance(content, list):
         return found.union(*(written(each, schema.get("items", {}), root, f"{path}[]") for each in content))
     for name, value in content.items() if isinstance(content, dict) else ():
@@ -86,11 +129,12 @@ def written(content: Any, schema: dict[str, Any], root: dict[str, Any], path: st
     return found
 
 
-def test_what_is_described_is_what_is_written(run: Path) -> None:
-    results = json.loads((run / "results.json").read_text())
+def test_what_is_described_is_what_is_written(run: Path, federated: Path) -> None:
+    files = [json.loads((path / "results.json").read_text()) for path in (run, federated)]
     schema = SCHEMAS["results"]
     only_accuracies = {"std_beyond_noise", "rsd_error", "jain", "gini"}
-    missing = described(schema, schema) - written(results, schema, schema) - ELSEWHERE
+    missing = described(schema, schema) - ELSEWHERE
+    missing -= set().union(*(written(results, schema, schema) for results in files))
     assert {
         path
         for path in missing
@@ -100,6 +144,53 @@ def test_what_is_described_is_what_is_written(run: Path) -> None:
     schema = SCHEMAS["history"]
     missing = described(schema, schema) - set().union(*(written(line, schema, schema) for line in lines))
     assert {path for path in missing if path.rpartition(".")[2] not in only_accuracies} == set()
+
+
+KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+KINDS |= {list: "array", Sequence: "array", dict: "object"}
+
+
+def agree(kind: Any, schema: dict[str, Any], root: dict[str, Any], path: str) -> None:
+    """AssertionError where a type and a schema say different things."""
+    if isinstance(kind, typing.TypeVar):  # of a record for one model, or for means over seeds
+        return
+    schema = resolved(schema, root)
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if "anyOf" in schema:
+        for option, part in zip(options, schema["anyOf"], strict=True):
+            agree(option, part, root, path)
+        return
+    names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    assert {json_name(option) for option in options} == set(names), path
+    for option in options:
+        origin, arguments = typing.get_origin(option) or option, typing.get_args(option)
+        if typing.is_typeddict(origin):
+            fields = typing.get_type_hints(origin)
+            assert set(fields) == set(schema["properties"]), path
+            assert origin.__required_keys__ == set(schema.get("required", ())), path
+            for name in fields:
+                agree(fields[name], schema["properties"][name], root, f"{path}.{name}")
+        elif origin is list:
+            agree(arguments[0], schema["items"], root, f"{path}[]")
+        elif origin is dict and isinstance(schema.get("additionalProperties"), dict):
+            agree(arguments[1], schema["additionalProperties"], root, f"{path}.*")
+
+
+def json_name(kind: Any) -> str:
+    """What JSON Schema calls a type."""
+    origin = typing.get_origin(kind) or kind
+    if typing.is_typeddict(origin):
+        return "object"
+    return "string" if origin is typing.Literal else KINDS[origin]
+
+
+@pytest.mark.parametrize(("kind", "name"), [(ResultsFile, "results"), (HistoryLine, "history")])
+def test_the_types_are_the_described_ones(kind: Any, name: str) -> None:
+    agree(kind, SCHEMAS[name], SCHEMAS[name], name)
+
+
+def test_the_plan_is_the_described_one() -> None:
+    assert set(SCHEMAS["results"]["properties"]["plan"]["properties"]) == set(ExecutionPlan._fields)
 
 
 def test_the_tensors_are_the_described_ones(run: Path) -> None:

@@ -27,6 +27,7 @@ from fairwind.paper.studies import STUDIES, THEORY, Scale, scaled
 from fairwind.runs.environment import environment
 from fairwind.runs.files import write_json
 from fairwind.runs.folder import BusyError
+from fairwind.runs.schema import TheoryFile
 from fairwind.setups import Where
 from fairwind.study import Finished, Panel, Study, choose, clear, missing, narrowed, read_runs, read_study
 from fairwind.study import run as train_job
@@ -178,9 +179,9 @@ class Paper(Training):
         _make(self.out / THEORY)
         say("checking the theory")
         checks = theory.study(self.scale)
-        found = {"scale": self.scale, "environment": environment("cpu"), "checks": checks}
-        write_json(self.out / THEORY / "theory.json", found)
-        write_theory(self.out / THEORY, found)
+        content: TheoryFile = {"scale": self.scale, "environment": environment("cpu"), "checks": checks}
+        write_json(self.out / THEORY / "theory.json", content)
+        write_theory(self.out / THEORY, content)
         out.print(f"Theory: {self.out / THEORY / 'index.html'}", soft_wrap=True, markup=False)
 
     def _list(self, known: dict[str, Study]) -> None:

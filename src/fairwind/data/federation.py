@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fairwind.data.partition import drawn_split, drawn_validation
 from fairwind.data.samples import Samples, class_count, hash_into, kind, mapped, named, take, tensors
 from fairwind.data.table import read_dataset, read_frame, read_partitions
 from fairwind.errors import InputError, python_numbers, whole
+from fairwind.runs.schema import FederationFacts, Origin
 
 Part = Literal["train", "validation", "test"]
 
@@ -37,12 +38,10 @@ class Federation:
     words: tuple[str, ...] = ()  # if inputs are token ids: the word of each
     embedding: Tensor | None = None  # (len(words), D) pretrained word vectors, if any
     class_names: tuple[str, ...] = ()  # names of the classes, if known
-    origin: Mapping[str, Any] = field(default_factory=dict)  # source, rule and digest of prepared data
+    origin: Origin = field(default_factory=Origin)  # source, rule and digest of prepared data
     compute_device: torch.device | None = None  # the computing device, if samples are kept on the host
     groups: tuple[str, ...] = ()  # each client's label, if clients are in groups; also given by their names
-    validation: Tensor = field(
-        default_factory=lambda: torch.empty(0)
-    )  # (K,) validation samples; none if empty
+    validation: Tensor = field(default_factory=lambda: torch.empty(0))  # (K,) likewise; none if empty
 
     def __post_init__(self) -> None:
         if not len(self.validation):
@@ -450,9 +449,9 @@ class Federation:
         brought: tuple[Any, Any] = mapped(lambda t: t.to(self.compute_device, non_blocking=True), found)
         return brought
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> FederationFacts:
         """Counts, as recorded with results."""
-        return {
+        facts: dict[str, object] = {
             "name": self.name,
             "clients": len(self),
             "classes": self.classes,
@@ -465,6 +464,7 @@ class Federation:
             **({"groups": group_sizes(self.groups)} if self.groups else {}),
             **self.origin,
         }
+        return cast(FederationFacts, facts)
 
     def label_counts(self) -> Tensor:
         """Samples of each client and class: (K, classes)."""

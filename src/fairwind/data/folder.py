@@ -3,7 +3,7 @@
 import csv
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from fairwind.errors import InputError, damaged, shown
 
 DEFLATE = 1032  # largest possible compression ratio
+Arrays = Mapping[str, NDArray[Any] | Tensor | None]  # by name; None is an array that is not needed
 
 
 def read_clients(folder: Path) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
@@ -59,7 +60,7 @@ def _read(file: Path) -> tuple[Tensor, Tensor]:
         return inputs, targets
 
 
-def _npz(file: Path) -> dict[str, Any]:
+def _npz(file: Path) -> Arrays:
     """The two arrays that are needed, and the names of others."""
     with zipfile.ZipFile(file) as content:
         members = {member.filename.removesuffix(".npy"): member for member in content.infolist()}
@@ -87,11 +88,11 @@ def _array(file: Path, content: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDA
         return array
 
 
-def _safetensors(file: Path) -> dict[str, Any]:
+def _safetensors(file: Path) -> Arrays:
     return dict(load_file(file))
 
 
-def _csv(file: Path) -> dict[str, Any]:
+def _csv(file: Path) -> Arrays:
     with open(file, newline="", encoding="utf-8-sig") as text:
         rows = csv.reader(text)
         header = next(rows, [])
@@ -117,7 +118,7 @@ def _number(where: str, column: str, text: str) -> float:
         raise InputError(f"{where}: {column} is {shown(text)}, not a number; write numbers only") from None
 
 
-READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+READERS: dict[str, Callable[[Path], Arrays]] = {
     ".npz": _npz,
     ".safetensors": _safetensors,
     ".csv": _csv,

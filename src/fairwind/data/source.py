@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fairwind.data.federation import Federation
 from fairwind.errors import InputError, damaged, first_line, needs_extra, shown
+from fairwind.runs.schema import SourceFile
 
 Pixels = NDArray[np.uint8]
 Notes = list[str]  # messages for the user
@@ -117,13 +118,13 @@ class Found(NamedTuple):
             raise InputError(f"the files of {self.folder} ({self.layout.name}) hold no samples")
         return samples
 
-    def fingerprint(self) -> list[dict[str, Any]]:
+    def fingerprint(self) -> list[SourceFile]:
         """Name, size and digest of every file."""
-        each = [*self.files, *([self.vectors] if self.vectors else [])]
+        layouts = [(file, self.layout.name) for file in self.files]
+        layouts += [(self.vectors, "word vectors")] if self.vectors else []
         return [
-            {"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f), "layout": self.layout.name}
-            | ({"layout": "word vectors"} if f == self.vectors else {})
-            for f in each
+            {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256(file), "layout": layout}
+            for file, layout in layouts
         ]
 
 

@@ -5,12 +5,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict, cast
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +21,7 @@ from fairwind.data.federation import Federation
 from fairwind.data.source import Source, named_vectors, sha256
 from fairwind.errors import InputError, first_line
 from fairwind.runs.files import PARTIAL, default_cache, lock, partial_folder, read_json, write_json
+from fairwind.runs.schema import Origin, SourceFile
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -31,20 +32,44 @@ WHOLE, SHARD = 1 << 30, 1 << 28
 Say = Callable[[str], None]
 
 
+class Preparation(TypedDict, total=False):
+    """What an entry is prepared from, and how."""
+
+    format: int
+    setup: str
+    parameters: Mapping[str, object]
+    rule: str
+    source: list[SourceFile]
+    notes: list[str]
+
+
+class Manifest(Preparation):
+    """manifest.json of an entry."""
+
+    name: str
+    made: str
+    digest: str
+    classes: int | None
+    class_names: list[str]
+    words: list[str]
+    clients: list[tuple[str, int, int]]  # name, training and test samples
+    groups: NotRequired[list[str]]
+    shards: list[str]
+
+
 class Entry(NamedTuple):
     """A prepared federation in the cache."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
 
     def load(self) -> Federation:
         """The federation with memory-mapped samples, checked against the manifest's digest."""
-        m = self.manifest
         try:
-            federation = _load(self.path, m)
+            federation = _load(self.path, self.manifest)
         except (OSError, ValueError, LookupError, TypeError, SafetensorError, RuntimeError) as error:
             raise self._damaged(first_line(error)) from None
-        if federation.digest() != m["digest"]:
+        if federation.digest() != self.manifest["digest"]:
             raise self._damaged("its digest is not the manifest's")
         return federation
 
@@ -57,7 +82,7 @@ class Entry(NamedTuple):
 def prepare(
     name: str,
     source: Source,
-    parameters: dict[str, Any],
+    parameters: Mapping[str, object],
     *,
     data_dir: Path | None = None,
     glove: Path | None = None,
@@ -71,7 +96,7 @@ def prepare(
     """
     source.check(**parameters)
     cache = cache or default_cache()
-    rule = {"format": FORMAT, "setup": name, "parameters": parameters, "rule": source.rule}
+    rule: Preparation = {"format": FORMAT, "setup": name, "parameters": parameters, "rule": source.rule}
     if data_dir is None:
         ready = [e for e in entries(cache) if all(e.manifest.get(k) == v for k, v in rule.items())]
         if glove is not None:
@@ -85,39 +110,41 @@ def prepare(
             say(f"{name} is prepared in {cache} with other parameters; for these, give its --data-dir again")
         say(f"{name} is not prepared in {cache}: downloading {source.repository} from the Hugging Face hub")
         _check(cache)
-    found = source.locate(data_dir or source.download(), glove)
-    files = found.fingerprint()
+    located = source.locate(data_dir or source.download(), glove)
+    files = located.fingerprint()
     key = hashlib.sha256(json.dumps([rule, files], sort_keys=True).encode()).hexdigest()[:12]
     path = cache / f"{name}-{key}"
     if (path / MANIFEST).exists():
         return _read_manifest(path)
     _check(cache)
-    several = "s" * (len(found.files) > 1)
-    beside = f", with the vectors of {found.vectors.name}" if found.vectors else ""
-    given = f"{len(found.files)} file{several} of {found.folder} ({found.layout.name}){beside}"
-    say(f"preparing {name} from {given}")
-    samples = found.read()
-    vectors = [found.vectors] if source.vectors else []
+    several = "s" * (len(located.files) > 1)
+    beside = f", with the vectors of {located.vectors.name}" if located.vectors else ""
+    place = f"{located.folder} ({located.layout.name}){beside}"
+    say(f"preparing {name} from {len(located.files)} file{several} of {place}")
+    samples = located.read()
+    vectors = [located.vectors] if source.vectors else []
     federation, notes = source.federate(samples, *vectors, **parameters)
     if len(samples.labels) < source.published:
         notes.insert(0, f"a subset: {len(samples.labels):,} of the {source.published:,} published samples")
-    return save(path, federation, rule | {"source": files, "notes": notes})
+    return save(path, federation, {**rule, "source": files, "notes": notes})
 
 
 def keep(
-    name: str, federation: Federation, parameters: dict[str, Any], *, cache: Path | None = None
+    name: str, federation: Federation, parameters: Mapping[str, object], *, cache: Path | None = None
 ) -> Entry:
     """A generated federation as an entry, for other programs to read."""
     digest = federation.digest()
-    known = {"format": FORMAT, "setup": name, "parameters": parameters, "source": [], "notes": ["generated"]}
+    made: Preparation = {"format": FORMAT, "setup": name, "parameters": parameters}
+    made |= {"source": [], "notes": ["generated"]}
     path = (cache or default_cache()) / f"{name}-{digest[:12]}"
-    return _read_manifest(path) if (path / MANIFEST).exists() else save(path, federation, known)
+    return _read_manifest(path) if (path / MANIFEST).exists() else save(path, federation, made)
 
 
-def save(path: Path, federation: Federation, known: dict[str, Any]) -> Entry:
+def save(path: Path, federation: Federation, made: Preparation) -> Entry:
     """Writes an entry, whole or not at all."""
     cache = path.parent
-    manifest = known | {
+    manifest: dict[str, object] = {
+        **made,
         "name": federation.name,
         "made": datetime.now(UTC).isoformat(),
         "digest": federation.digest(),
@@ -163,14 +190,14 @@ def _check(cache: Path) -> None:
 
 def entries(cache: Path) -> list[Entry]:
     """The entries of the cache, oldest first, without unreadable ones."""
-    found = []
+    readable = []
     for path in cache.glob(f"*/{MANIFEST}"):
         if not path.parent.name.startswith(PARTIAL):
             try:
-                found.append(_read_manifest(path.parent))
+                readable.append(_read_manifest(path.parent))
             except InputError:
                 continue
-    return sorted(found, key=lambda entry: str(entry.manifest["made"]))
+    return sorted(readable, key=lambda entry: str(entry.manifest["made"]))
 
 
 def find(digest: str, cache: Path | None = None) -> Entry | None:
@@ -185,7 +212,7 @@ def _read_manifest(path: Path) -> Entry:
             raise ValueError
     except (OSError, ValueError):
         raise InputError(f"{path / MANIFEST} is no manifest; delete {path} and prepare it again") from None
-    return Entry(path, manifest)
+    return Entry(path, cast(Manifest, manifest))
 
 
 def _write_shards(path: Path, federation: Federation) -> list[str]:
@@ -208,8 +235,9 @@ def _write_shards(path: Path, federation: Federation) -> list[str]:
     return names
 
 
-def _load(path: Path, m: dict[str, Any]) -> Federation:
-    train, test = (torch.tensor([row[i] for row in m["clients"]]) for i in (1, 2))
+def _load(path: Path, m: Manifest) -> Federation:
+    train = torch.tensor([samples for _, samples, _ in m["clients"]])
+    test = torch.tensor([samples for _, _, samples in m["clients"]])
     tensors = load_file(path / m["shards"][0])  # mapped, not read
     if len(m["shards"]) > 1:
         for name in ("inputs", "targets"):
@@ -228,7 +256,7 @@ def _load(path: Path, m: dict[str, Any]) -> Federation:
         (train + test).cumsum(0) - train - test,
         train,
         test,
-        tuple(row[0] for row in m["clients"]),
+        tuple(name for name, _, _ in m["clients"]),
         m["name"],
         m["classes"],
         tuple(m["words"]),
@@ -237,4 +265,4 @@ def _load(path: Path, m: dict[str, Any]) -> Federation:
         groups=tuple(m.get("groups", ())),
     )
     known = {"digest": m["digest"], "rule": m.get("rule"), "source": m.get("source"), "notes": m.get("notes")}
-    return replace(federation, origin={k: v for k, v in known.items() if v})
+    return replace(federation, origin=cast(Origin, {k: v for k, v in known.items() if v}))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,11 +44,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, owner: str) -> None:
             old.unlink(missing_ok=True)
 
 
-def _digest(data: bytes, record: dict[str, Any]) -> str:
+def _digest(data: bytes, record: Mapping[str, object]) -> str:
     return hashlib.sha256(data + _text(record)).hexdigest()
 
 
-def _text(record: dict[str, Any]) -> bytes:
+def _text(record: Mapping[str, object]) -> bytes:
     return json.dumps(record, sort_keys=True).encode()
 
 

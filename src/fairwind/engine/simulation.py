@@ -22,8 +22,8 @@ from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError
-from fairwind.metrics import by_group, fairness, finite
-from fairwind.scores import Score
+from fairwind.metrics import history_line, model_metrics
+from fairwind.runs.schema import HistoryLine
 
 
 class Simulation:
@@ -79,7 +79,7 @@ class Simulation:
         self.round = 0
         self.client_steps = 0
         self.seconds = 0.0
-        self.history: list[dict[str, Any]] = []
+        self.history: list[HistoryLine] = []
         self.curves = Curves()
         found = torch.full((1 + len(self.scores), len(self.views), clients), torch.nan, dtype=torch.float64)
         self.loss, self.score, *self.other_scores = (
@@ -183,26 +183,15 @@ class Simulation:
         self.loss, self.score, *self.other_scores = judged
         self.curves.add(self.round, self.score)
         for i, view in enumerate(self.views):
-            metrics = self._metrics(self.scores[0], self.score[i], i)
             # Scalars of the server's state; before the first round they have no meaning.
             state = self.states[view.run]._asdict() if self.round else {}
             scalars = {k: float(v) for k, v in state.items() if v.ndim == 0}
-            line: dict[str, Any] = {
-                "algorithm": view.label,
-                "seed": view.seed,
-                "round": self.round,
-                **metrics,
+            test, groups = self.federation.test, self.federation.groups
+            metrics = {
+                score.name: model_metrics(values[i], self.loss[i], test, score.kind, groups)
+                for score, values in zip(self.scores, (self.score, *self.other_scores), strict=True)
             }
-            line |= {k: v for k, v in finite(scalars).items() if k not in line}
-            if self.other_scores:
-                others = zip(self.scores[1:], self.other_scores, strict=True)
-                line["scores"] = {score.name: self._metrics(score, found[i], i) for score, found in others}
-            self.history.append(line)
-
-    def _metrics(self, score: Score, found: Tensor, i: int) -> dict[str, Any]:
-        test, groups = self.federation.test, self.federation.groups
-        whole = finite(fairness(found, self.loss[i], test, score.kind))
-        return whole | by_group(found, test, groups, score.kind)
+            self.history.append(history_line(view.label, view.seed, self.round, metrics, scalars))
 
     def _check_losses(self, losses: Tensor) -> None:
         """Refuses negative losses (R, K) if an algorithm cannot use them."""

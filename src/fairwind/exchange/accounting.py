@@ -6,6 +6,7 @@ from typing import Any
 
 from fairwind.errors import InputError
 from fairwind.exchange.privacy import Privacy
+from fairwind.runs.schema import PrivacyLoss
 
 ADJACENCY = "replace one client"
 ALL = (1, 1)  # clients drawn, of how many, if nothing is drawn in secret: all take part, or it is known who
@@ -58,7 +59,7 @@ class Accountant:
         """The releases, as JSON can say them."""
         return [[*key, count] for key, count in self.releases.items()]
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> PrivacyLoss:
         """The entry on privacy in the results."""
         epsilon = self.epsilon()
         return {

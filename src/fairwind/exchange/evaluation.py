@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fairwind.data.samples import cast
 from fairwind.engine.plain import PlainModel
 from fairwind.exchange.message import RefusedError
-from fairwind.metrics import fairness, finite
+from fairwind.metrics import finite, history_line, model_metrics, no_metrics
+from fairwind.runs.schema import HistoryLine, ModelMetrics
 from fairwind.scores import Score, as_scores
 from fairwind.task import Task
 
@@ -25,6 +26,17 @@ class Judged(NamedTuple):
     train_size: int
     loss: float
     scores: dict[str, float]  # by name; accuracies in percent
+
+
+class Record(TypedDict):
+    """All evaluations, as a checkpoint holds them."""
+
+    clients: list[str]
+    sizes: list[tuple[int, int]]  # of `clients`: test and training samples
+    rounds: list[int]
+    said: list[list[float | None]]  # by round, the main score of `clients`
+    last: dict[str, tuple[int, int, float | None, dict[str, float | None]]]  # as `Judged`
+    history: list[HistoryLine]
 
 
 def scores_of(task: Task, module: nn.Module) -> tuple[Score, ...]:
@@ -62,32 +74,29 @@ class Evaluations:
         self.rounds: list[int] = []
         self.said: list[dict[str, float]] = []  # by evaluated round: clients' main scores
         self.last: dict[str, Judged] = {}  # in the last evaluation
-        self.history: list[dict[str, Any]] = []
+        self.history: list[HistoryLine] = []
 
-    def add(self, round: int, judged: Mapping[str, Judged], more: Mapping[str, float]) -> dict[str, Any]:
+    def add(self, round: int, judged: Mapping[str, Judged], more: Mapping[str, float]) -> HistoryLine:
         """The fairness of a round's model, with further numbers of the round, as a line of the history."""
         self.clients += [client for client in judged if client not in self.sizes]
-        self.sizes |= {client: (each.size, each.train_size) for client, each in judged.items()}
+        self.sizes |= {client: (told.size, told.train_size) for client, told in judged.items()}
         self.last = dict(judged)
         self.rounds.append(round)
-        self.said.append({client: each.scores[self.scores[0].name] for client, each in judged.items()})
+        self.said.append({client: told.scores[self.scores[0].name] for client, told in judged.items()})
         while len(self.rounds) > 2 and len(self.rounds) * len(self.clients) > LIMIT:
             self.rounds, self.said = self.rounds[::-2][::-1], self.said[::-2][::-1]
-        found = [self._fairness(score) for score in self.scores]
-        line: dict[str, Any] = {"algorithm": self.label, "seed": self.seed, "round": round, **found[0]}
-        line |= {name: value for name, value in finite(more).items() if name not in line}
-        if self.scores[1:]:
-            line["scores"] = {s.name: each for s, each in zip(self.scores[1:], found[1:], strict=True)}
+        metrics = {score.name: self._metrics(score) for score in self.scores}
+        line = history_line(self.label, self.seed, round, metrics, more)
         self.history.append(line)
         return line
 
-    def _fairness(self, score: Score) -> dict[str, float | None]:
-        tested = [each for each in self.last.values() if each.size]
+    def _metrics(self, score: Score) -> ModelMetrics:
+        tested = [judged for judged in self.last.values() if judged.size]
         if not tested:
-            return {}
-        scored = [each.scores[score.name] for each in tested]
-        losses, sizes = [each.loss for each in tested], [each.size for each in tested]
-        return finite(fairness(scored, losses, sizes, score.kind))
+            return no_metrics(score.kind)
+        scored = [judged.scores[score.name] for judged in tested]
+        losses, sizes = [judged.loss for judged in tested], [judged.size for judged in tested]
+        return model_metrics(scored, losses, sizes, score.kind)
 
     def of_clients(self) -> dict[str, Tensor]:
         """Every client's numbers, as a comparison keeps them; NaN where a client said nothing."""
@@ -95,18 +104,18 @@ class Evaluations:
         last = [self.last.get(client, nobody) for client in self.clients]
         curves = [[said.get(client, math.nan) for client in self.clients] for said in self.said]
         sizes = torch.tensor([self.sizes[client] for client in self.clients]).view(-1, 2)
-        found = {
-            "score": torch.tensor([[each.scores[self.scores[0].name] for each in last]]),
-            "loss": torch.tensor([[each.loss for each in last]]),
+        numbers = {
+            "score": torch.tensor([[judged.scores[self.scores[0].name] for judged in last]]),
+            "loss": torch.tensor([[judged.loss for judged in last]]),
             "curves": torch.tensor(curves).view(len(curves), 1, len(self.clients)),
             "train_size": sizes[:, 1].contiguous(),
             "test_size": sizes[:, 0].contiguous(),
         }
         for score in self.scores[1:]:
-            found[f"score.{score.name}"] = torch.tensor([[each.scores[score.name] for each in last]])
-        return found
+            numbers[f"score.{score.name}"] = torch.tensor([[judged.scores[score.name] for judged in last]])
+        return numbers
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """Everything, as JSON."""
         return {
             "clients": self.clients,
@@ -114,13 +123,13 @@ class Evaluations:
             "rounds": self.rounds,
             "said": [[finite(said).get(c, None) for c in self.clients] for said in self.said],
             "last": {
-                client: [*each[:2], finite({"": each.loss})[""], finite(each.scores)]
-                for client, each in self.last.items()
+                client: (judged.size, judged.train_size, _known(judged.loss), finite(judged.scores))
+                for client, judged in self.last.items()
             },
             "history": self.history,
         }
 
-    def restore(self, record: Mapping[str, Any]) -> None:
+    def restore(self, record: Record) -> None:
         """Restores from a record."""
         self.clients = list(record["clients"])
         self.sizes = {c: (a, b) for c, (a, b) in zip(self.clients, record["sizes"], strict=True)}
@@ -133,6 +142,10 @@ class Evaluations:
             client: Judged(size, train, _number(loss), {name: _number(v) for name, v in scores.items()})
             for client, (size, train, loss, scores) in record["last"].items()
         }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _number(value: float | None) -> float:

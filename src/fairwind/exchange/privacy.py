@@ -13,8 +13,7 @@ bound: this costs the update little, and the sum has twice the noise to its boun
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from fairwind.errors import InputError, in_range, positive, store_python_numbers
 from fairwind.exchange.capping import Capped, Term
+from fairwind.runs.schema import PrivacyConfig
 
 PART = 0.5  # of a sum at its bound in the norm; an update at its bound has 1
 CLEAR = 2.0  # standard deviations of its noise that the sum of weights must be above, for a step to be taken
@@ -96,9 +96,15 @@ class Privacy:
         """Whether the sum of weights stands out of its noise, so that it can be divided by."""
         return sums[0] > CLEAR * self.deviations(len(sums))[1]
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> PrivacyConfig:
         """The bounds and the noise, by name."""
-        return {name: value for name, value in asdict(self).items() if name != "draw"}
+        return {
+            "clip": self.clip,
+            "weight": self.weight,
+            "noise": self.noise,
+            "delta": self.delta,
+            "further": self.further,
+        }
 
 
 class PrivateSum:

@@ -4,7 +4,6 @@ import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +12,21 @@ from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Evaluations
 from fairwind.exchange.server import Aggregator
-from fairwind.metrics import METRICS
 from fairwind.runs.directory import FEDERATED
 from fairwind.runs.environment import environment
 from fairwind.runs.files import HISTORY, RECIPE, is_sealed, read_json, sealed, write_atomic, write_json
 from fairwind.runs.folder import CHECKPOINTS, held
-from fairwind.runs.results import summary_of
+from fairwind.runs.results import results_of, run_row, timing
+from fairwind.runs.schema import FederatedConfig, FederationFacts, ResultsFile
 from fairwind.runs.seals import finish, history_lines
 
 
 def owner_of(
     aggregator: Aggregator, evaluations: Evaluations, *, task: str, clients_per_round: int | None
-) -> dict[str, Any]:
+) -> FederatedConfig:
     """Everything that determines the numbers of a training."""
     layout, privacy = aggregator.layout, aggregator.privacy
-    return {
+    owner: FederatedConfig = {
         "algorithm": evaluations.label,
         "seed": evaluations.seed,
         "task": task,
@@ -35,17 +34,20 @@ def owner_of(
         "sends": aggregator.sends,
         "bounds": {name: str(value) for name, value in vars(aggregator.bounds).items()},
         "clients_per_round": clients_per_round,
-        **({"privacy": privacy.described()} if privacy else {}),
     }
+    if privacy:
+        owner["privacy"] = privacy.described()
+    return owner
 
 
 class FederatedRun:
     """The directory of one training, unfinished or finished."""
 
-    def __init__(self, path: Path, owner: dict[str, Any], aggregator: Aggregator, evaluations: Evaluations):
+    def __init__(self, path: Path, owner: FederatedConfig, aggregator: Aggregator, evaluations: Evaluations):
         """`owner` is what `owner_of` says; the directory of another training is refused."""
         self.aggregator, self.evaluations = aggregator, evaluations
-        self.path, self.owner = path, json.loads(json.dumps(owner))
+        self.path = path
+        self.owner: FederatedConfig = json.loads(json.dumps(owner))
         self.began = time.monotonic()
         self.before = 0.0  # seconds until a resumption
         self.stack = ExitStack()
@@ -70,13 +72,13 @@ class FederatedRun:
 
     def restore(self) -> list[str]:
         """Goes back to the newest good checkpoint; returns what there is to say."""
-        found, refused = load_checkpoint(self.path / CHECKPOINTS, self._name)
-        if found is None:
+        checkpoint, refused = load_checkpoint(self.path / CHECKPOINTS, self._name)
+        if checkpoint is None:
             return refused
-        self.aggregator.restore(found)
-        self.evaluations.restore(found.record["evaluations"])
-        self.before = found.record["seconds"]
-        return [*refused, f"goes on after round {found.round}, from {self.path}"]
+        self.aggregator.restore(checkpoint)
+        self.evaluations.restore(checkpoint.record["evaluations"])
+        self.before = checkpoint.record["seconds"]
+        return [*refused, f"goes on after round {checkpoint.round}, from {self.path}"]
 
     def save(self) -> None:
         """A checkpoint of the rounds that are over."""
@@ -89,43 +91,32 @@ class FederatedRun:
     def _name(self) -> str:
         return json.dumps(self.owner, sort_keys=True)
 
-    def finish(self, module: nn.Module, *, engine: str) -> dict[str, Any]:
+    def finish(self, module: nn.Module, *, engine: str) -> ResultsFile:
         """Results, scores of clients and the trained module, in the form of a comparison's."""
-        aggregator, evaluations, task = self.aggregator, self.evaluations, str(self.owner["task"])
+        aggregator, evaluations, task = self.aggregator, self.evaluations, self.owner["task"]
         aggregator.layout.load(aggregator.x, module)
         clients = evaluations.of_clients()
         metadata = {"names": json.dumps(evaluations.clients), "rounds": json.dumps(evaluations.rounds)}
-        last = evaluations.history[-1] if evaluations.history else {}
-        row = {
-            "algorithm": evaluations.label,
-            "seed": evaluations.seed,
-            "rounds": aggregator.round,
-            "final": {name: value for name, value in last.items() if name in METRICS},
-            **({"scores": last["scores"]} if "scores" in last else {}),
-            "left_out": aggregator.left_out,
-            "stalled_rounds": aggregator.stalled,
-            **({"privacy": aggregator.accountant.described()} if aggregator.accountant else {}),
-        }
-        rate = aggregator.round / max(self.seconds, 1e-9)
-        results = {
-            "setup": task,
-            "task": task,
-            "command": "",
-            "config": self.owner,
-            "engine": engine,
-            "scores": [{"name": score.name, "kind": score.kind} for score in evaluations.scores],
-            "environment": environment("cpu"),
-            "federation": _described(task, clients),
-            "data": None,
-            "runs": [row],
-            "summary": summary_of([row]),
-            "timing": {
-                "seconds": self.seconds,
-                "rounds_per_second": rate,
-                "run_rounds_per_second": rate,
-                "client_steps_per_second": None,
-            },
-        }
+        row = run_row(
+            evaluations.history[-1],
+            aggregator.round,
+            left_out=aggregator.left_out,
+            stalled=aggregator.stalled,
+            privacy=aggregator.accountant.described() if aggregator.accountant else None,
+        )
+        results = results_of(
+            setup=task,
+            task=task,
+            command="",
+            config=self.owner,
+            scores=evaluations.scores,
+            environment=environment("cpu"),
+            federation=_described(task, clients),
+            data=None,
+            runs=[row],
+            timing=timing(self.seconds, aggregator.round, 1, client_steps=None),
+            engine=engine,
+        )
         prefix = f"{evaluations.label}/{evaluations.seed}/"
         trained = {
             prefix + name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()
@@ -134,7 +125,7 @@ class FederatedRun:
         return finish(self.path, results, evaluations.history, numbers, metadata, trained)
 
 
-def _described(name: str, clients: dict[str, Tensor]) -> dict[str, Any]:
+def _described(name: str, clients: dict[str, Tensor]) -> FederationFacts:
     """A federation as far as its clients told of it."""
     train = clients["train_size"]
     known = train if len(train) else torch.zeros(1, dtype=torch.int64)

@@ -25,6 +25,7 @@ from fairwind.exchange.server import Aggregator
 from fairwind.flower.nodes import LOG, Nodes
 from fairwind.flower.records import ARRAYS, CONFIG, SHARED, from_content, judged_of, to_arrays, to_record
 from fairwind.runs.folder import run_name
+from fairwind.runs.schema import FederatedConfig
 from fairwind.scores import accuracy, as_scores
 from fairwind.task import Task
 from fairwind.tracking import Given, Tracking
@@ -65,8 +66,9 @@ class AlgorithmStrategy(Strategy):
         scores = scores_of(model, self.module) if isinstance(model, Task) else as_scores(score)
         self.layout, self.seed = Layout.of(self.module), seed
         x = self.layout.flatten(self.module)
-        own: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy}
-        self.aggregator = Aggregator(self.algorithm, self.layout, x, **own)
+        self.aggregator = Aggregator(
+            self.algorithm, self.layout, x, bounds=bounds, sends=sends, privacy=privacy
+        )
         self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed)
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
         self.eval_every = eval_every
@@ -225,7 +227,7 @@ class AlgorithmStrategy(Strategy):
         return self.aggregate_train(number, self.nodes.replies(grid, asked, timeout))
 
     def _config(self, config: ConfigRecord, server_round: int) -> ConfigRecord:
-        said: dict[str, Any] = {
+        said: dict[str, str | int] = {
             "algorithm": self.algorithm.name,
             "sends": self.aggregator.sends,
             "seed": self.seed,
@@ -240,7 +242,7 @@ class AlgorithmStrategy(Strategy):
     def _read(self, node: int, content: RecordDict) -> Reply:
         return from_content(content)
 
-    def _owner(self) -> dict[str, Any]:
+    def _owner(self) -> FederatedConfig:
         trained = self.aggregator, self.evaluations
         return owner_of(*trained, task=self.task, clients_per_round=self.nodes.per_round)
 

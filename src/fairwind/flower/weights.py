@@ -50,7 +50,7 @@ class WeightsStrategy(AlgorithmStrategy):
     def _read(self, node: int, content: RecordDict) -> Reply:
         reply = from_content(content)
         wanted = {"size", "lr", "steps", *MEASURED[self.algorithm.probe]}
-        numbers: dict[str, Any] = dict(self.usual)
+        numbers = dict(self.usual)
         numbers |= {NAMES[k]: v for k, v in reply.numbers.items() if k in NAMES and NAMES[k] in wanted}
         if "loss0" in wanted and "loss" in numbers:
             known = self.aggregator.first_loss(str(node)) if self.aggregator.round else None

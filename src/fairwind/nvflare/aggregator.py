@@ -1,7 +1,5 @@
 """An algorithm's server as NVFLARE's aggregator: replies are added up as they come."""
 
-from typing import Any
-
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
@@ -41,7 +39,7 @@ class AlgorithmAggregator(ModelAggregator):
     def model(self) -> FLModel:
         """What clients are sent: the weights, the round, and what they may have forgotten."""
         server = self.server
-        said: dict[str, Any] = {"algorithm": self.label, "sends": server.sends, "seed": self.seed}
+        said: dict[str, object] = {"algorithm": self.label, "sends": server.sends, "seed": self.seed}
         said["round"] = server.round
         if server.round:  # all are told the same: the server holds each to what it said first
             said["first-loss"] = server.first_loss("")

@@ -58,8 +58,9 @@ class AlgorithmController(FedAvg):
         """Trains the rounds that are left."""
         task = find_task(self.task)
         bounds = Bounds(**self.bounds) if self.bounds else None
-        given: dict[str, Any] = {"seed": self.seed, "bounds": bounds, "sends": self.sends}
-        self.aggregator = AlgorithmAggregator(task, self.algorithm, **given)
+        self.aggregator = AlgorithmAggregator(
+            task, self.algorithm, seed=self.seed, bounds=bounds, sends=self.sends
+        )
         scores = scores_of(task, self.aggregator.module)
         self.evaluations = Evaluations(scores, self.aggregator.label or "own", self.seed)
         trained = self.aggregator.server, self.evaluations

@@ -1,6 +1,6 @@
 """Curves over the rounds, as Altair charts. They have no colours of their own: see `theme`."""
 
-from typing import Any
+from typing import TypedDict
 
 import altair as alt
 import numpy as np
@@ -8,8 +8,21 @@ import numpy as np
 from fairwind.report.record import Record, thin
 from fairwind.report.table import display_name
 from fairwind.report.theme import DASHES, SPACE, colour, styles
+from fairwind.runs.schema import HistoryLine
 
-Row = dict[str, Any]
+Cell = str | int | float | bool | None
+Row = dict[str, Cell]  # of a chart's data
+
+
+class Point(TypedDict):
+    """A curve at a round: over the seeds, the mean, the lowest and the highest."""
+
+    algorithm: str
+    round: int
+    mean: float
+    low: float
+    high: float
+
 
 MAX_POINTS = 400  # per curve
 
@@ -69,34 +82,40 @@ def curves(record: Record, key: str, title: str) -> alt.LayerChart:
 
 def certainty(record: Record) -> alt.LayerChart | None:
     """AdaFedAdam's certainty C over the rounds, or nothing where no run has it."""
-    if not any(row.get("certainty") is not None for row in record.history):
+    if not any(number(line, "certainty") is not None for line in record.history):
         return None
     return curves(record, "certainty", "Certainty C")
 
 
-def curve_of(record: Record, label: str, key: str) -> list[Row]:
+def curve_of(record: Record, label: str, key: str) -> list[Point]:
     """The curve of one algorithm, at the rounds where every seed has a value."""
     values: dict[int, list[float | None]] = {}
     for row in record.history:
         if row["algorithm"] == label:
-            values.setdefault(row["round"], []).append(row.get(key))
+            values.setdefault(row["round"], []).append(number(row, key))
     most = max(map(len, values.values()), default=0)  # seeds trained apart may be evaluated at other rounds
-    known = {
+    complete = {
         t: [v for v in seeds if v is not None]
         for t, seeds in values.items()
         if None not in seeds and len(seeds) == most
     }
-    rounds = thin(np.array(sorted(known), dtype=np.int64), MAX_POINTS)
+    rounds = thin(np.array(sorted(complete), dtype=np.int64), MAX_POINTS)
     return [
         {
             "algorithm": display_name(label),
             "round": int(t),
-            "mean": round(float(np.mean(known[t])), 4),
-            "low": round(min(known[t]), 4),
-            "high": round(max(known[t]), 4),
+            "mean": round(float(np.mean(complete[t])), 4),
+            "low": round(min(complete[t]), 4),
+            "high": round(max(complete[t]), 4),
         }
         for t in rounds.tolist()
     ]
+
+
+def number(line: HistoryLine, key: str) -> float | None:
+    """A metric of a line, or a scalar of the algorithm's state; None where it has none."""
+    value = line.get(key)
+    return value if isinstance(value, int | float) else None
 
 
 def legend(shown: list[str]) -> alt.Legend | None:

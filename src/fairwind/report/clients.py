@@ -1,7 +1,7 @@
 """Every client's numbers for the page's table, and its curves for when it is opened there."""
 
 import base64
-from typing import Any
+from typing import TypedDict
 
 import altair as alt
 import numpy as np
@@ -19,7 +19,29 @@ FEWEST_ROUNDS = 15
 STEPS = 65_534  # between the lowest and the highest score of curves; 65,535 is none
 
 
-def clients_data(record: Record) -> dict[str, Any]:
+class Curves(TypedDict):
+    """Mean curves of clients, (algorithms, rounds, clients) in steps from `low` to `high`."""
+
+    rounds: list[int]
+    clients: list[int]
+    low: float
+    high: float
+    steps: int
+    data: str  # base64 of two bytes each
+
+
+class ClientsData(TypedDict):
+    """What the table of clients shows and its rows open."""
+
+    names: list[str]
+    groups: list[str]
+    train: list[int]
+    test: list[int]
+    score: list[list[float | None]]  # (algorithms, K)
+    curves: Curves | None
+
+
+def clients_data(record: Record) -> ClientsData:
     """What the table of clients shows and its rows open."""
     means = client_means(record)
     return {
@@ -32,7 +54,7 @@ def clients_data(record: Record) -> dict[str, Any]:
     }
 
 
-def _curves(record: Record) -> dict[str, Any] | None:
+def _curves(record: Record) -> Curves | None:
     """The mean curve over seeds of each kept client under each algorithm, quantised to two bytes a value."""
     if record.curves is None or len(record.rounds) < 2 or not record.names:
         return None
@@ -40,10 +62,10 @@ def _curves(record: Record) -> dict[str, Any] | None:
     values = np.stack(
         [_mean(record.curves[np.ix_(rounds, _runs(record, label), kept)]) for label in record.labels]
     )  # (algorithms, rounds, clients)
-    known = values[np.isfinite(values)]
-    if not known.size:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
         return None
-    low, high = float(known.min()), float(known.max())
+    low, high = float(finite.min()), float(finite.max())
     scaled = (values - low) / (high - low or 1) * STEPS
     steps = np.where(np.isfinite(values), scaled, STEPS + 1).round().astype("<u2")
     return {

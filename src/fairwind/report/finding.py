@@ -6,6 +6,7 @@ from fairwind.intervals import Interval
 from fairwind.report.paired import Paired, best_labels
 from fairwind.report.record import Record
 from fairwind.report.table import Judged, Measure, display_name, measures
+from fairwind.runs.schema import Metric
 
 
 class Floor(NamedTuple):
@@ -20,8 +21,8 @@ def finding(record: Record, paired: Paired) -> str:
     score = record.judged
     if (chance := at_chance(record, paired)) is not None:
         return chance
-    known = {measure.key: measure for measure in measures(record.results)}
-    worst, average = known["worst30"], known["avg"]
+    by_key = {measure.key: measure for measure in measures(record.results)}
+    worst, average = by_key["worst30"], by_key["avg"]
     first, top = (next(iter(best_labels(record, measure)), None) for measure in (worst, average))
     if first is None or top is None:
         return f"No run ended with a defined {score.name}."
@@ -34,7 +35,7 @@ def finding(record: Record, paired: Paired) -> str:
 
 def _alone(record: Record, paired: Paired) -> str:
     (label,), score = record.labels, record.judged
-    average, worst = (_mean(record, label, key) for key in ("avg", "worst30"))
+    average, worst = _mean(record, label, "avg"), _mean(record, label, "worst30")
     within = paired.level("avg", label)
     return (
         f"Under {display_name(label)} clients reach {score.name} of {score.text(average)} on average"
@@ -99,8 +100,8 @@ def _average(record: Record, paired: Paired, measure: Measure, top: str, said: s
 
 def at_chance(record: Record, paired: Paired) -> str | None:
     """What to say where no algorithm is shown to have learned anything."""
-    score, known = record.judged, {measure.key: measure for measure in measures(record.results)}
-    top, floor = next(iter(best_labels(record, known["avg"])), None), floor_of(record)
+    score, by_key = record.judged, {measure.key: measure for measure in measures(record.results)}
+    top, floor = next(iter(best_labels(record, by_key["avg"])), None), floor_of(record)
     within = None if top is None else paired.level("avg", top)
     if top is None or floor is None or within is None:
         return None
@@ -123,16 +124,17 @@ def best_shown(record: Record, paired: Paired) -> dict[str, str]:
 def floor_of(record: Record) -> Floor | None:
     """Of accuracy the commonest answer's, or that of guessing; half for AUC; else the untrained model's."""
     score, about = record.judged, record.results["federation"]
-    if score.kind == "accuracy" and about.get("commonest") is not None:
-        return Floor(about["commonest"], "always giving the commonest answer")
-    if score.kind == "accuracy" and about.get("classes"):
-        return Floor(100 / about["classes"], f"guessing among {about['classes']} classes")
+    if score.kind == "accuracy" and "clients" in about:
+        if "commonest" in about:
+            return Floor(about["commonest"], "always giving the commonest answer")
+        if about["classes"]:
+            return Floor(100 / about["classes"], f"guessing among {about['classes']} classes")
     if score.name == "AUC":
         return Floor(0.5, "ordering at random")
     untrained = [line["avg"] for line in record.history if line["round"] == 0]
-    known = [value for value in untrained if value is not None]
-    if known and len(known) == len(untrained):
-        return Floor(sum(known) / len(known), "before training")
+    defined = [value for value in untrained if value is not None]
+    if defined and len(defined) == len(untrained):
+        return Floor(sum(defined) / len(defined), "before training")
     return None
 
 
@@ -147,18 +149,19 @@ def how_sure(record: Record) -> str:
     return f"95 % intervals are over clients and seeds{together * (len(record.labels) > 2)}."
 
 
-def _mean(record: Record, label: str, key: str) -> float:
-    row = next(row for row in record.results["summary"] if row["algorithm"] == label)
-    mean: float = row[key]["mean"]
+def _mean(record: Record, label: str, key: Metric) -> float:
+    """Of an algorithm that has one."""
+    mean = next(row[key]["mean"] for row in record.results["summary"] if row["algorithm"] == label)
+    assert mean is not None
     return mean
 
 
 def _next(record: Record, measure: Measure, first: str) -> str | None:
     """The second best by a measure."""
-    means = {row["algorithm"]: row[measure.key]["mean"] for row in record.results["summary"]}
     sign = 1 if measure.best == "highest" else -1
-    others = [label for label, mean in means.items() if mean is not None and label != first]
-    return max(others, key=lambda label: sign * means[label]) if others else None
+    means = {row["algorithm"]: row[measure.key]["mean"] for row in record.results["summary"]}
+    others = {label: sign * mean for label, mean in means.items() if mean is not None and label != first}
+    return max(others, key=lambda label: others[label]) if others else None
 
 
 def _apart(score: Judged, interval: Interval | None) -> str:

@@ -1,17 +1,16 @@
 """How groups of clients fare: a table of their averages, and the gap between them as a chart."""
 
 import math
+from typing import TypedDict
 
 import altair as alt
 
 from fairwind.errors import printable
-from fairwind.report.charts import Row
-from fairwind.report.html import escaped, measures_table
+from fairwind.report.html import Column, columns_of, columns_table, escaped
 from fairwind.report.record import Record
 from fairwind.report.spread import name_axis
 from fairwind.report.table import (
-    Measure,
-    Results,
+    by_other_scores,
     count,
     display_name,
     group_measures,
@@ -20,6 +19,7 @@ from fairwind.report.table import (
     worst_groups,
 )
 from fairwind.report.theme import SPACE, colour
+from fairwind.runs.schema import Findings
 
 MAX_COLUMNS = 20  # groups in the table
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
@@ -87,24 +87,43 @@ def averages(record: Record) -> alt.LayerChart | None:
     )
 
 
-def _rows(record: Record) -> tuple[list[Row], list[Row]]:
+class Dot(TypedDict):
+    """A group under an algorithm."""
+
+    algorithm: str
+    group: str
+    clients: int
+    avg: float
+    std: float | None
+    worst: bool
+
+
+class Span(TypedDict):
+    """From an algorithm's worst group to its best one."""
+
+    algorithm: str
+    low: float
+    high: float
+
+
+def _rows(record: Record) -> tuple[list[Dot], list[Span]]:
     """A row for each algorithm and group that has an average; and where they end, for each algorithm."""
-    rows: list[Row] = []
-    spans: list[Row] = []
+    rows: list[Dot] = []
+    spans: list[Span] = []
     worst = worst_groups(record.results)
     for summary in record.results["summary"]:
         label = summary["algorithm"]
-        found = {g: each for g, each in summary.get("groups", {}).items() if each["avg"]["mean"] is not None}
-        mine = [
+        mine: list[Dot] = [
             {
                 "algorithm": display_name(label),
-                "group": printable(group),
-                "clients": each["clients"],
-                "avg": each["avg"]["mean"],
-                "std": each["avg"]["std"],
-                "worst": worst.get(label) == group,
+                "group": printable(name),
+                "clients": group["clients"],
+                "avg": group["avg"]["mean"],
+                "std": group["avg"]["std"],
+                "worst": worst.get(label) == name,
             }
-            for group, each in found.items()
+            for name, group in summary.get("groups", {}).items()
+            if group["avg"]["mean"] is not None
         ]
         rows += mine
         if mine:
@@ -115,7 +134,8 @@ def _rows(record: Record) -> tuple[list[Row], list[Row]]:
 
 def words(record: Record) -> str:
     """What the section shows."""
-    sizes = record.results["federation"]["groups"]
+    federation = record.results["federation"]
+    sizes: dict[str, int] = federation.get("groups", {}) if "clients" in federation else {}
     some = f" The table has the {MAX_COLUMNS} worst-off of them." if len(sizes) > MAX_COLUMNS else ""
     seeds = (
         " Worst group and gap are taken under each seed, then averaged over seeds."
@@ -133,48 +153,44 @@ def tables(record: Record) -> str:
     """The averages of groups; those by scores beside the main one are folded away."""
     results = record.results
     others = ""
-    for score in (results.get("scores") or [])[1:]:
-        rows = [{"algorithm": r["algorithm"], **r["scores"][score["name"]]} for r in results["summary"]]
-        other = {**results, "scores": [score], "summary": rows}
-        lower = ", lower is better" if score["kind"] == "lower" else ""
+    for other in by_other_scores(results):
+        lower = ", lower is better" if judged(other).kind == "lower" else ""
         title = f"{judged(other).title}{lower}"
         others += f"<h3>{escaped(title)}</h3>{_table(other, f'Groups: {title}')}"
     folded = f"<details><summary>By other scores</summary>{others}</details>" if others else ""
     return _table(results, "Groups") + folded
 
 
-def _table(results: Results, label: str) -> str:
+def _table(results: Findings, label: str) -> str:
     average = measures(results)[0]
-    found = {group: each["clients"] for row in results["summary"] for group, each in row["groups"].items()}
-    shown = list(found)
+    summary = [row["groups"] for row in results["summary"]]
+    sizes = {name: group["clients"] for groups in summary for name, group in groups.items()}
+    shown = list(sizes)
     if len(shown) > MAX_COLUMNS:  # those that are marked, in any case
         first = dict.fromkeys([*worst_groups(results).values(), *_worst_first(results, shown)])
         shown = _worst_first(results, list(first)[:MAX_COLUMNS])
-    columns = {
-        group: Measure(
+    columns = [
+        Column(
             f"group {group}",
-            f"{printable(group)}, {count(found[group], 'client')}",
-            average.digits,
-            average.best,
-            f"{average.meaning} of this group",
+            average._replace(
+                name=f"{printable(group)}, {count(sizes[group], 'client')}",
+                meaning=f"{average.meaning} of this group",
+            ),
+            [groups[group]["avg"] if group in groups else None for groups in summary],
         )
         for group in shown
-    }
-    rows = [
-        row | {column.key: row["groups"].get(group, {}).get("avg") for group, column in columns.items()}
-        for row in results["summary"]
     ]
+    columns += columns_of(results, group_measures(results))
     worst = {algorithm: f"group {group}" for algorithm, group in worst_groups(results).items()}
-    given = (*columns.values(), *group_measures(results))
-    return measures_table({**results, "summary": rows}, given, label, worst)
+    return columns_table(results, columns, label, worst)
 
 
-def _worst_first(results: Results, groups: list[str]) -> list[str]:
+def _worst_first(results: Findings, groups: list[str]) -> list[str]:
     sign = judged(results).sign
 
     def mean(group: str) -> float:
-        found = [row["groups"].get(group, {}).get("avg", {}).get("mean") for row in results["summary"]]
-        known = [value for value in found if value is not None]
-        return sign * sum(known) / len(known) if known else math.inf
+        rows = [row["groups"][group] for row in results["summary"] if group in row.get("groups", {})]
+        means = [row["avg"]["mean"] for row in rows if row["avg"]["mean"] is not None]
+        return sign * sum(means) / len(means) if means else math.inf
 
     return sorted(groups, key=mean)

@@ -1,20 +1,21 @@
 """Self-contained pages: their frame, tables, pairs and charts; charts as PDF and PNG files too."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import vl_convert
 
-from fairwind.report.table import Measure, Results, display_name, mean_and_spread, seed_count
+from fairwind.report.table import Measure, display_name, mean_and_spread, seed_count
 from fairwind.runs.files import write_atomic
+from fairwind.runs.schema import Findings, OverSeeds
 
-Spec = dict[str, Any]
+Spec = dict[str, Any]  # of Vega-Lite
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
 WORST = '<span class="worst" role="img" aria-label="worst group">▾</span>'
@@ -33,7 +34,7 @@ def frame(
     themes: dict[str, Spec],
     legend: str = "",
     banner: str = "",
-    data: Mapping[str, Any] | None = None,
+    data: Mapping[str, object] | None = None,
     live: str = "",
 ) -> str:
     """A self-contained page: `body` is HTML, in which an element named like a spec shows its chart.
@@ -79,25 +80,51 @@ def chart_html(name: str) -> str:
     return f'<div class="plot"><div class="chart" id="{name}"></div></div>'
 
 
+class Column(NamedTuple):
+    """A measure of each algorithm in a table."""
+
+    key: str
+    measure: Measure
+    values: list[OverSeeds | None]
+
+
+def columns_of(results: Findings, measures: Sequence[Measure]) -> list[Column]:
+    """The columns of a summary."""
+    return [Column(m.key, m, [row.get(m.key) for row in results["summary"]]) for m in measures]
+
+
 def measures_table(
-    results: Results,
-    measures: tuple[Measure, ...],
+    results: Findings,
+    measures: Sequence[Measure],
     label: str = "Summary",
+    ahead: Mapping[str, str] | None = None,
+) -> str:
+    """A row for each algorithm, and a column for each measure, as `columns_table` has them."""
+    return columns_table(results, columns_of(results, measures), label, ahead=ahead)
+
+
+def columns_table(
+    results: Findings,
+    columns: Sequence[Column],
+    label: str,
     worst: Mapping[str, str] | None = None,
     ahead: Mapping[str, str] | None = None,
 ) -> str:
-    """A row for each algorithm; `worst` names, by algorithm, the measure that is marked in its row.
+    """A row for each algorithm; `worst` names, by algorithm, the column that is marked in its row.
 
-    `ahead` names, by measure, the algorithm that is shown to be the best, which is bold.
+    `ahead` names, by column, the algorithm that is shown to be the best, which is bold.
     """
-    head = "".join(f'<th scope="col" title="{escaped(m.meaning)}">{escaped(m.name)}</th>' for m in measures)
+    head = "".join(
+        f'<th scope="col" title="{escaped(c.measure.meaning)}">{escaped(c.measure.name)}</th>'
+        for c in columns
+    )
     body = ""
-    for row in results["summary"]:
+    for i, row in enumerate(results["summary"]):
         cells = ""
-        for measure in measures:
-            mean, spread = mean_and_spread(row, measure, seed_count(results))
-            value = f"<b>{mean}</b>" if (ahead or {}).get(measure.key) == row["algorithm"] else mean
-            mark = WORST if (worst or {}).get(row["algorithm"]) == measure.key else ""
+        for column in columns:
+            mean, spread = mean_and_spread(column.values[i], column.measure, seed_count(results))
+            value = f"<b>{mean}</b>" if (ahead or {}).get(column.key) == row["algorithm"] else mean
+            mark = WORST if (worst or {}).get(row["algorithm"]) == column.key else ""
             cells += f"<td>{mark}{value}{f' <small>±{spread}</small>' if spread else ''}</td>"
         body += f'<tr><th scope="row">{escaped(display_name(row["algorithm"]))}</th>{cells}</tr>'
     return scroll(f"<thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody>", label)
@@ -128,14 +155,14 @@ def scroll(table: str, label: str, attributes: str = "") -> str:
     return f"<div {region}><table{f' {attributes}' if attributes else ''}>{table}</table></div>"
 
 
-def pairs_html(pairs: Iterable[tuple[str, Any]]) -> str:
+def pairs_html(pairs: Iterable[tuple[str, object]]) -> str:
     rows = "".join(
         f"<dt>{escaped(key.replace('_', ' '))}</dt><dd>{escaped(_plain(value))}</dd>" for key, value in pairs
     )
     return f'<dl class="pairs">{rows}</dl>'
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(_plain(item) for item in value) or "none"
     if isinstance(value, bool):
@@ -167,6 +194,6 @@ def _bundle() -> str:
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
 
 
-def _script(value: Any) -> str:
+def _script(value: object) -> str:
     """JSON that may stand inside a script element."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -3,13 +3,12 @@
 Nothing but interim.html is written, whole or not at all, and the process that trains is not waited for.
 """
 
-import dataclasses
 import json
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +18,24 @@ from fairwind import scores
 from fairwind.engine.checkpoint import read_record
 from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Evaluations
-from fairwind.metrics import METRICS, OF_GROUPS
+from fairwind.exchange.evaluation import Record as EvaluationsRecord
 from fairwind.report.page import INTERIM, figures, page
-from fairwind.report.record import Record, read_curves
+from fairwind.report.record import RecipeFacts, Record, read_curves
 from fairwind.runs.directory import FEDERATED, RunDirectory
 from fairwind.runs.files import HISTORY, RECIPE, RESULTS, is_held, is_sealed, read_json, write_atomic
 from fairwind.runs.folder import CHECKPOINTS
-from fairwind.runs.recipe import to_jsonable
-from fairwind.runs.results import summary_of
+from fairwind.runs.results import config_of, run_row, summary_of
+from fairwind.runs.schema import (
+    FederatedConfig,
+    FederationName,
+    FindingsSoFar,
+    HistoryLine,
+    ScoreKind,
+    TimingSoFar,
+)
 from fairwind.scores import Score
 
-Lines = list[dict[str, Any]]
+Lines = list[HistoryLine]
 
 
 class Clients(NamedTuple):
@@ -50,7 +56,15 @@ class Clients(NamedTuple):
     history: Lines
 
 
+class FederatedRecord(TypedDict):
+    """What a checkpoint of a real federation holds beside its tensors, as far as it is read here."""
+
+    evaluations: EvaluationsRecord
+    seconds: float
+
+
 NOBODY = np.zeros(0, np.int64)
+UNTIMED: TimingSoFar = {"seconds": None, "rounds_per_second": None}
 
 
 def write_interim(directory: Path) -> tuple[Record, Path]:
@@ -72,19 +86,22 @@ def read_interim(directory: Path) -> Record:
     history = _read_history(directory, known)
     at, lines = _newest(directory, history, known)
     clients = known if known is not None and known.rounds and known.rounds[-1] == at else None
-    config = {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
-    results = {
+    results: FindingsSoFar = {
         "setup": recipe.setup,
         "task": run.content.get("task", ""),
         "command": recipe.command(),
-        "config": config | to_jsonable(dataclasses.asdict(recipe.settings)),
+        "config": config_of(recipe, recipe.settings),
         "scores": run.content.get("scores") or [_score(name) for name in recipe.judged_by[1:]],
         "environment": run.made_with,
-        "federation": run.content.get("federation") or {"name": recipe.setup},
+        "federation": run.content.get("federation") or FederationName(name=recipe.setup),
         "data": recipe.data,
+        "runs": [],
+        "summary": [],
+        "timing": UNTIMED,
     }
     again = shlex.join(["fairwind", "resume", str(directory)])
-    return _record(directory, results, history, lines, clients, recipe.settings.rounds, again, run.content)
+    facts = cast(RecipeFacts, run.content)
+    return _record(directory, results, history, lines, clients, recipe.settings.rounds, again, facts)
 
 
 def _read_history(directory: Path, known: Clients | None) -> Lines:
@@ -94,25 +111,25 @@ def _read_history(directory: Path, known: Clients | None) -> Lines:
     except FileNotFoundError:
         data = b""
     remedy = "to go on with the training makes it again"
-    found: Lines = []
+    lines: Lines = []
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
-            found.append(_line(json.loads(line)))
+            lines.append(_line(json.loads(line)))
         except (ValueError, RecursionError):
             raise InputError(f"{directory / HISTORY} is damaged in line {number}: {remedy}") from None
     kept = [] if known is None else known.history
-    if found[: len(kept)] != kept[: len(found)]:
+    if lines[: len(kept)] != kept[: len(lines)]:
         raise InputError(f"{directory / HISTORY} is damaged, as a checkpoint tells: {remedy}")
-    return max(found, kept, key=len)
+    return max(lines, kept, key=len)
 
 
-def _line(content: Any) -> dict[str, Any]:
+def _line(content: object) -> HistoryLine:
     """A line of the history; ValueError if it is none."""
     if not isinstance(content, dict) or not {"algorithm", "seed", "avg", "worst30"} <= content.keys():
         raise ValueError
     if type(content.get("round")) is not int:
         raise ValueError
-    return content
+    return cast(HistoryLine, content)
 
 
 def _newest(directory: Path, history: Lines, known: Clients | None) -> tuple[int, Lines]:
@@ -135,34 +152,28 @@ def _newest(directory: Path, history: Lines, known: Clients | None) -> tuple[int
 
 def _record(
     directory: Path,
-    results: dict[str, Any],
+    results: FindingsSoFar,
     history: Lines,
     lines: Lines,
     clients: Clients | None,
     rounds: int | None,
     again: str,
-    recipe: dict[str, Any],
+    recipe: RecipeFacts | None,
 ) -> Record:
     """Lines of the history and a checkpoint's clients as the record of a finished run has them."""
-    rows = []
-    for r, line in enumerate(lines):
-        row = {name: line[name] for name in ("algorithm", "seed")} | {"rounds": line["round"]}
-        row["final"] = {name: value for name, value in line.items() if name in (*METRICS, *OF_GROUPS)}
-        row |= {name: line[name] for name in ("groups", "worst_group", "scores") if name in line}
-        # Runs with further models have more lines than counts, which are left to the finished page.
-        counted = clients is not None and len(clients.left_out) == len(lines)
-        row["left_out"] = clients.left_out[r] if counted and clients else 0
-        row["stalled_rounds"] = clients.stalled[r] if counted and clients else 0
-        rows.append(row)
+    left_out = stalled = [0] * len(lines)
+    # Runs with further models have more lines than counts, which are left to the finished page.
+    if clients is not None and len(clients.left_out) == len(lines):
+        left_out, stalled = clients.left_out, clients.stalled
+    rows = [
+        run_row(line, line["round"], left_out=left_out[r], stalled=stalled[r]) for r, line in enumerate(lines)
+    ]
     now = max(history[-1]["round"], clients.round if clients else 0)
     seconds = clients.seconds if clients and clients.round else None
     rate = clients.round / max(seconds, 1e-9) if clients and seconds else None
     running = is_held(directory)
-    results |= {
-        "runs": rows,
-        "summary": summary_of(rows),
-        "timing": {"seconds": seconds, "rounds_per_second": rate},
-    }
+    results["runs"], results["summary"] = rows, summary_of(rows)
+    results["timing"] = {"seconds": seconds, "rounds_per_second": rate}
     unknown = np.full((len(rows), 0), np.nan, np.float32)
     return Record(
         results=results,
@@ -230,60 +241,66 @@ def _vanishing() -> Iterator[None]:
         return
 
 
-def _federated(directory: Path) -> dict[str, Any] | None:
+def _federated(directory: Path) -> FederatedConfig | None:
     """What a real federation's training is known by, where the directory holds one."""
     try:
         content = read_json(directory / RECIPE)
     except (OSError, ValueError):
         return None
-    owner: dict[str, Any] | None = content.get(FEDERATED) if is_sealed(content) else None
+    owner: FederatedConfig | None = content.get(FEDERATED) if is_sealed(content) else None
     return owner
 
 
-def _of_federation(directory: Path, owner: dict[str, Any]) -> Record:
+def _of_federation(directory: Path, owner: FederatedConfig) -> Record:
     """A real federation's training, of which the server keeps what clients said."""
     clients, judged = None, [_score("accuracy")]
     for path in sorted((directory / CHECKPOINTS).glob("[0-9]*.json"), reverse=True):
         with _vanishing():
             content = read_record(path)
-            record = content["record"]["evaluations"]
-            said = next(iter(record["last"].values()))[3]
+            record: FederatedRecord = content["record"]
+            _, _, _, said = next(iter(record["evaluations"]["last"].values()))
             judged = [_score(name) for name in said]
-            given = [Score(each["name"], lambda o, t: o, each["kind"]) for each in judged]
-            found = Evaluations(given, owner["algorithm"], owner["seed"])
-            found.restore(record)
-            numbers = {name: value.numpy() for name, value in found.of_clients().items()}
+            asked = [Score(score["name"], lambda o, t: o, score["kind"]) for score in judged]
+            evaluations = Evaluations(asked, owner["algorithm"], owner["seed"])
+            evaluations.restore(record["evaluations"])
+            numbers = {name: value.numpy() for name, value in evaluations.of_clients().items()}
             clients = Clients(
                 round=content["round"],
-                seconds=content["record"]["seconds"],
+                seconds=record["seconds"],
                 score=numbers["score"].astype(np.float32),
                 loss=numbers["loss"].astype(np.float32),
                 train_size=numbers["train_size"],
                 test_size=numbers["test_size"],
-                names=found.clients,
+                names=evaluations.clients,
                 groups=(),
-                rounds=tuple(found.rounds),
+                rounds=tuple(evaluations.rounds),
                 curves=numbers["curves"].astype(np.float32),
                 left_out=[],
                 stalled=[],
-                history=found.history,
+                history=evaluations.history,
             )
             break
     history = _read_history(directory, clients)
     at, lines = _newest(directory, history, clients)
-    results = {
-        "setup": owner.get("task", ""),
-        "task": owner.get("task", ""),
+    task = owner.get("task", "")
+    results: FindingsSoFar = {
+        "setup": task,
+        "task": task,
+        "command": "",
         "config": owner,
         "scores": judged,
-        "environment": {},
-        "federation": {"name": owner.get("task", "")},
+        "environment": None,
+        "federation": {"name": task},
+        "data": None,
+        "runs": [],
+        "summary": [],
+        "timing": UNTIMED,
     }
     shown = clients if clients is not None and clients.rounds[-1] == at else None
-    return _record(directory, results, history, lines, shown, None, "the same training, started again", {})
+    return _record(directory, results, history, lines, shown, None, "the same training, started again", None)
 
 
-def _score(name: str) -> dict[str, Any]:
+def _score(name: str) -> ScoreKind:
     """A score of which the name is known: one of Fairwind's says what kind it is."""
-    known = getattr(scores, name, None)
-    return {"name": name, "kind": known.kind if isinstance(known, Score) else "higher"}
+    own = getattr(scores, name, None)
+    return {"name": name, "kind": own.kind if isinstance(own, Score) else "higher"}

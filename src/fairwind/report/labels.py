@@ -1,7 +1,6 @@
 """What a federation looks like: a table for the terminal, and how labels are spread over its clients."""
 
 from pathlib import Path
-from typing import Any
 
 import altair as alt
 import numpy as np
@@ -169,7 +168,7 @@ def _places(clients: int) -> alt.X:
 
 
 def _facts(federation: Federation) -> dict[str, str]:
-    d: dict[str, Any] = federation.describe()
+    d = federation.describe()
     facts = {
         "federation": d["name"],
         "clients": f"{d['clients']:,}",

@@ -25,7 +25,7 @@ ESCAPES = {
 class Row(NamedTuple):
     name: str
     ours: list[Value]
-    paper: list[tuple[float, ...]]  # empty where the paper has none
+    paper: list[tuple[float, float]]  # empty where the paper has none
     best: list[bool]
 
 

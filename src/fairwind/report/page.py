@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import altair as alt
 
@@ -24,10 +23,20 @@ from fairwind.report.paired import Paired, paired
 from fairwind.report.provenance import how_section
 from fairwind.report.record import Record, read_record
 from fairwind.report.sizes import shown_by_size, sizes, trend_words
-from fairwind.report.table import Results, count, display_name, judged, measures, notes, reading, seed_count
+from fairwind.report.table import (
+    by_other_scores,
+    count,
+    display_name,
+    judged,
+    measures,
+    notes,
+    reading,
+    seed_count,
+)
 from fairwind.report.targets import targets_data, targets_section
 from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic
+from fairwind.runs.schema import Findings, FindingsSoFar, Results
 from fairwind.runs.seals import check_whole
 
 INTERIM = "interim.html"  # the page of a run that is not finished
@@ -40,11 +49,11 @@ def write_report(directory: Path) -> list[Path]:
     return write_page(directory, record, paired(record))
 
 
-def write_page(directory: Path, record: Record, found: Paired) -> list[Path]:
+def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
     """The same of a record that was read, of which it is known what is more than noise."""
     specs = figures(record)
     (directory / "figures").mkdir(exist_ok=True)
-    written = [write_atomic(directory / "report.html", page(record, specs, found).encode())]
+    written = [write_atomic(directory / "report.html", page(record, specs, runs).encode())]
     (directory / INTERIM).unlink(missing_ok=True)
     paper = theme(record.labels, "light")
     for name, spec in specs.items():
@@ -69,15 +78,15 @@ def figures(record: Record) -> dict[str, Spec]:
     return {name: plain_spec(chart) for name, chart in drawn.items() if chart is not None}
 
 
-def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, live: str = "") -> str:
+def page(record: Record, specs: dict[str, Spec], runs: Paired | None = None, live: str = "") -> str:
     """The whole page as HTML; `live` names what it shows of a run that goes on (see `frame`)."""
-    found = found or paired(record)
+    runs = runs or paired(record)
     results = record.results
     names = [display_name(label) for label in record.labels]
     subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
-    summary = f"<section><h2>Summary</h2>{_summary(record, found)}</section>"
+    summary = f"<section><h2>Summary</h2>{_summary(record, runs)}</section>"
     body = [summary, *_sections(record, specs), how_section(record)]
-    data: dict[str, Any] = {"names": names, "percent": record.judged.kind == "accuracy"}
+    data: dict[str, object] = {"names": names, "percent": record.judged.kind == "accuracy"}
     if (targets := targets_data(record)) is not None:
         data["targets"] = targets
     if record.names:
@@ -86,7 +95,7 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
         kind="Fairwind report, interim" if record.state else "Fairwind report",
         title=f"{subject} on {_task_name(results)}",
         banner=record.state,
-        finding=finding(record, found),
+        finding=finding(record, runs),
         facts=_facts(results),
         notes=notes(results),
         legend=legend_html(record.labels),
@@ -98,14 +107,15 @@ def page(record: Record, specs: dict[str, Spec], found: Paired | None = None, li
     )
 
 
-def _task_name(results: Results) -> str:
+def _task_name(results: Results | FindingsSoFar) -> str:
     """The task's name; of one without a name, how many clients it has."""
-    name: str = results["task"]
-    clients = results["federation"].get("clients")
-    return count(clients, "client") if name == Federation.name and clients else name
+    name, federation = results["task"], results["federation"]
+    if name == Federation.name and "clients" in federation:
+        return count(federation["clients"], "client")
+    return name
 
 
-def _facts(results: Results) -> dict[str, str]:
+def _facts(results: Results | FindingsSoFar) -> dict[str, str]:
     federation, seeds = results["federation"], seed_count(results)
     told = {} if federation["name"] == Federation.name else {"federation": federation["name"]}
     if "clients" in federation:  # older runs say so only when they are finished
@@ -116,17 +126,18 @@ def _facts(results: Results) -> dict[str, str]:
                 f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
             ),
         }
+        if "groups" in federation:
+            told["groups"] = f"{len(federation['groups']):,}"
     return told | {
-        **({"groups": f"{len(federation['groups']):,}"} if "groups" in federation else {}),
         "runs": f"{count(len(results['summary']), 'algorithm')} × {count(seeds, 'seed')}",
         "rounds": f"{max(run['rounds'] for run in results['runs']):,}",
     }
 
 
-def _summary(record: Record, found: Paired) -> str:
+def _summary(record: Record, runs: Paired) -> str:
     """The table of scores, and the other measures folded away below it."""
     results = record.results
-    shown, ahead = measures(results), best_shown(record, found)
+    shown, ahead = measures(results), best_shown(record, runs)
     meanings = "".join(f"<dt>{escaped(m.name)}</dt><dd>{escaped(m.meaning)}</dd>" for m in shown)
     score = judged(results)
     unit = ", in percent" if score.kind == "accuracy" else ", lower is better" if score.sign < 0 else ""
@@ -140,13 +151,11 @@ def _summary(record: Record, found: Paired) -> str:
     )
 
 
-def _further(results: Results) -> str:
+def _further(results: Findings) -> str:
     """A table for each score beside the main one."""
     tables = ""
-    for score in (results.get("scores") or [])[1:]:
-        rows = [{"algorithm": r["algorithm"], **r["scores"][score["name"]]} for r in results["summary"]]
-        other = {**results, "scores": [score], "summary": rows}
-        lower = ", lower is better" if score["kind"] == "lower" else ""
+    for other in by_other_scores(results):
+        lower = ", lower is better" if judged(other).kind == "lower" else ""
         table = measures_table(other, measures(other)[:5], judged(other).title)
         tables += f"<h3>{escaped(judged(other).title)}{lower}</h3>{table}"
     return tables

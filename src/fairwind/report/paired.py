@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ class Paired:
 
     record: Record
     rows: dict[str, dict[int, int]]  # by label and seed, the run
-    found: Jackknife
+    jackknife: Jackknife
 
     def difference(self, key: str, one: str, other: str, comparisons: int = 0) -> Interval | None:
         """How far `one` lies above `other`, paired over clients and common seeds; None where unknown.
@@ -26,10 +25,10 @@ class Paired:
         algorithm with each other one.
         """
         seeds = self.common(one, other)
-        if key not in self.found.values or not seeds:
+        if key not in self.jackknife.values or not seeds:
             return None
         mine, theirs = ([self.rows[x][s] for s in seeds] for x in (one, other))
-        return self.found.interval(key, mine, theirs, comparisons or max(1, len(self._summary) - 1))
+        return self.jackknife.interval(key, mine, theirs, comparisons or max(1, len(self.record.labels) - 1))
 
     def common(self, one: str, other: str) -> list[int]:
         """The seeds that both were trained with."""
@@ -38,7 +37,7 @@ class Paired:
     def level(self, key: str, label: str) -> Interval | None:
         """A measure of one algorithm, and its interval."""
         rows = list(self.rows.get(label, {}).values())
-        return self.found.interval(key, rows) if rows and key in self.found.values else None
+        return self.jackknife.interval(key, rows) if rows and key in self.jackknife.values else None
 
     def rivals(self, measure: Measure, first: str) -> list[str]:
         """The algorithms that `first`, the best, is not shown to be ahead of, the nearest first.
@@ -47,7 +46,7 @@ class Paired:
         """
         means = _means(self.record, measure)
         sign = 1 if measure.best == "highest" else -1
-        found = []
+        rivals = []
         for label, mean in means.items():
             if label == first:
                 continue
@@ -55,25 +54,20 @@ class Paired:
             between = self.difference(measure.key, first, label)
             apart = 0.0 if between is None else min(sign * between.low, sign * between.high)
             if tied or len(self.common(first, label)) < 2 or float(measure.text(apart)) <= 0:
-                found.append(label)
-        return sorted(found, key=lambda label: -sign * means[label])
+                rivals.append(label)
+        return sorted(rivals, key=lambda label: -sign * means[label])
 
     @cached_property
     def ahead(self) -> dict[str, str]:
         """By measure, the algorithm that is ahead of every other one beyond its interval, where one is."""
-        found: dict[str, str] = {}
-        if len(self._summary) < 2:
-            return found
+        best_by_measure: dict[str, str] = {}
+        if len(self.record.labels) < 2:
+            return best_by_measure
         for measure in measures(self.record.results):
             best = best_labels(self.record, measure)
-            if len(best) == 1 and measure.key in self.found.values and not self.rivals(measure, best[0]):
-                found[measure.key] = best[0]
-        return found
-
-    @property
-    def _summary(self) -> list[dict[str, Any]]:
-        summary: list[dict[str, Any]] = self.record.results["summary"]
-        return summary
+            if len(best) == 1 and measure.key in self.jackknife.values and not self.rivals(measure, best[0]):
+                best_by_measure[measure.key] = best[0]
+        return best_by_measure
 
 
 def best_labels(record: Record, measure: Measure) -> list[str]:
@@ -85,8 +79,9 @@ def best_labels(record: Record, measure: Measure) -> list[str]:
 
 def _means(record: Record, measure: Measure) -> dict[str, float]:
     """By algorithm, where there is one."""
-    means = {row["algorithm"]: (row.get(measure.key) or {}).get("mean") for row in record.results["summary"]}
-    return {label: float(mean) for label, mean in means.items() if mean is not None}
+    values = {row["algorithm"]: row.get(measure.key) for row in record.results["summary"]}
+    means = {label: value["mean"] for label, value in values.items() if value is not None}
+    return {label: mean for label, mean in means.items() if mean is not None}
 
 
 def paired(record: Record) -> Paired:

@@ -26,8 +26,10 @@ from fairwind.report.spread import distribution
 from fairwind.report.table import MEASURES, algorithm_of, count, display_name, seed_count
 from fairwind.report.targets import TARGETS_READ, target_tables
 from fairwind.runs.results import summary_of
-from fairwind.study import Finished, Panel, Study, choose
+from fairwind.runs.schema import ResultsFile, RunRow
+from fairwind.study import Clients, Finished, Panel, Study, choose
 
+NOBODY = Clients(np.zeros(0, np.int64), np.zeros(0, np.int64), [])
 Chart = alt.Chart | alt.LayerChart
 FindData = Callable[[Panel], Federation | None]
 
@@ -52,36 +54,34 @@ def show(
 ) -> Shown:
     """The panel's runs as a record like that of a comparison."""
     chosen = choose(panel, runs, digest)
-    found = [run for each in chosen.values() for run in each]
-    if not found:
-        return Shown(panel, chosen, None)
-    vectors = next((run for run in found if run.accuracy is not None), None)
-    width = 0 if vectors is None or vectors.accuracy is None else len(vectors.accuracy)
-    unknown = np.full(width, np.nan, dtype=np.float32)
     # A spec may be written in several ways: here it is called as the panel calls it.
-    named = [(spec, run) for spec, each in chosen.items() for run in each]
-    rows = [run.row | {"algorithm": spec} for spec, run in named]
-    results = {
+    named = [(spec, run) for spec, runs in chosen.items() for run in runs]
+    if not named:
+        return Shown(panel, chosen, None)
+    clients = next((run.clients for _, run in named if run.clients is not None), NOBODY)
+    unknown = np.full(len(clients.names), np.nan, dtype=np.float32)
+    rows: list[RunRow] = [{**run.row, "algorithm": spec} for spec, run in named]
+    results: ResultsFile = {
+        **named[0][1].results,
         "setup": panel.title,
-        "federation": found[0].results["federation"],
         "runs": rows,
         "summary": summary_of(rows),
     }
     record = Record(
         results=results,
-        history=[line | {"algorithm": spec} for spec, run in named for line in run.history],
-        score=np.stack([unknown if run.accuracy is None else run.accuracy for run in found]),
-        train_size=np.zeros(0, np.int64) if vectors is None else vectors.clients["train_size"],
-        test_size=np.zeros(0, np.int64) if vectors is None else vectors.clients["test_size"],
-        names=[] if vectors is None else vectors.clients["names"],
+        history=[{**line, "algorithm": spec} for spec, run in named for line in run.history],
+        score=np.stack([unknown if run.accuracy is None else run.accuracy for _, run in named]),
+        train_size=clients.train_size,
+        test_size=clients.test_size,
+        names=clients.names,
         beside=labels,
     )
     return Shown(panel, chosen, record)
 
 
 def panel_charts(study: Study, shown: list[Shown], find_data: FindData) -> Iterable[tuple[str, Chart]]:
-    for i, each in enumerate(shown):
-        record = each.record
+    for i, part in enumerate(shown):
+        record = part.record
         if record is None:
             continue
         has_curves = any(line["round"] for line in record.history)
@@ -99,7 +99,7 @@ def panel_charts(study: Study, shown: list[Shown], find_data: FindData) -> Itera
             yield f"alpha-rsd-{i}", pareto.alpha_curves(record, "rsd_error", title)
         if "distribution" in study.charts and np.isfinite(record.score).any():
             yield f"distribution-{i}", distribution(record)
-        if "labels" in study.charts and (data := find_data(each.panel)) is not None:
+        if "labels" in study.charts and (data := find_data(part.panel)) is not None:
             counts = data.label_counts().numpy()
             yield f"labels-{i}", spread(data, counts, shown_largest(counts))
 
@@ -110,9 +110,9 @@ def panel_section(study: Study, i: int, shown: Shown, drawn: Collection[str]) ->
     title = f"<h2>{escaped(panel.title)}</h2>"
     if record is None:
         return f"<section>{title}<p>Not run yet.</p></section>"
-    found = paired(record)
-    ahead = best_shown(record, found)
-    body = f"<p>{escaped(f'{finding(record, found)} {how_sure(record)}')}</p>"
+    runs = paired(record)
+    ahead = best_shown(record, runs)
+    body = f"<p>{escaped(f'{finding(record, runs)} {how_sure(record)}')}</p>"
     if panel.published:
         body += _beside(record, panel.published)
         body += (
@@ -122,7 +122,7 @@ def panel_section(study: Study, i: int, shown: Shown, drawn: Collection[str]) ->
     else:
         body += measures_table(record.results, MEASURES[:7], panel.title, ahead=ahead)
     if len(record.labels) > 1 and np.isfinite(record.score).any():
-        body += _paired(found)
+        body += _paired(runs)
     if "targets" in study.charts:
         body += _targets(record)
     if "pareto" in study.charts:
@@ -143,10 +143,10 @@ def _beside(record: Record, table: str) -> str:
         [display_name(label), *(text for key in BESIDE for text in _cell(row[key], several))]
         for label, row in cells.items()
     ]
-    found = published()["tables"][table]
-    note = f" ({found['note']})" if "note" in found else ""
+    printed = published()["tables"][table]
+    note = f" ({printed['note']})" if "note" in printed else ""
     words = (
-        f"Beside the paper ({found['where']}{note}): means ± standard deviations over seeds, in percent; "
+        f"Beside the paper ({printed['where']}{note}): means ± standard deviations over seeds, in percent; "
         "differences in units of the pooled standard deviation σ, or in points where we have one seed. "
         "† marks an algorithm without its published place among the others in that measure."
     )
@@ -169,25 +169,25 @@ def _cell(cell: Cell, several: bool) -> tuple[str, str, str]:
     return ours, theirs, apart
 
 
-def _paired(known: Paired) -> str:
-    one, found = against_others(known)
-    if not found:
+def _paired(runs: Paired) -> str:
+    one, differences = against_others(runs)
+    if not differences:
         return ""
     head = [f"{display_name(one)} minus", *(m.name for m in BESIDE.values())]
     rows = [
         [display_name(other), *(f"{i.difference:+.2f} [{i.low:+.2f}, {i.high:+.2f}]" for i in row.values())]
-        for other, row in found.items()
+        for other, row in differences.items()
     ]
     words = "Differences with 95 % confidence intervals, paired over clients and seeds, that hold together"
     return f"<details open><summary>{escaped(words)}</summary>{table_html(head, rows)}</details>"
 
 
 def _targets(record: Record) -> str:
-    found = target_tables(record)
-    if not found:
+    tables_of_costs = target_tables(record)
+    if not tables_of_costs:
         return ""
     words = "Rounds, sample gradients and bytes until the average reaches a target"
-    tables = "".join(table_html(*table) for table in found)
+    tables = "".join(table_html(*table) for table in tables_of_costs)
     return f"<details open><summary>{words}</summary><p>{escaped(TARGETS_READ)}</p>{tables}</details>"
 
 

@@ -1,6 +1,6 @@
 """The trade-off between accuracy and fairness that α controls: charts of the α study."""
 
-from typing import Any
+from typing import Literal, TypedDict
 
 import altair as alt
 import numpy as np
@@ -9,7 +9,16 @@ from fairwind.report.charts import curve_of
 from fairwind.report.record import Record
 from fairwind.report.table import algorithm_of, display_name
 
-Point = dict[str, Any]  # label, name, kind, alpha, error, rsd
+
+class Point(TypedDict):
+    """An algorithm, a mean over seeds."""
+
+    label: str
+    name: str
+    kind: Literal["AdaFedAdam", "baseline"]
+    alpha: float | None
+    error: float  # average over clients, percent
+    rsd: float  # relative standard deviation of the error
 
 
 def alpha_of(label: str) -> float:
@@ -20,23 +29,24 @@ def alpha_of(label: str) -> float:
 
 def points(record: Record) -> list[Point]:
     """Every algorithm's average error in percent and relative standard deviation of the error, over seeds."""
-    found = []
+    points: list[Point] = []
     for row in record.results["summary"]:
-        if row["avg"]["mean"] is None or row["rsd_error"]["mean"] is None:
+        average, rsd = row["avg"]["mean"], row["rsd_error"]["mean"]
+        if average is None or rsd is None:
             continue
         label = row["algorithm"]
         ours = algorithm_of(label) == "adafedadam"
-        found.append(
+        points.append(
             {
                 "label": label,
                 "name": f"α = {alpha_of(label):g}" if ours else display_name(label),
                 "kind": "AdaFedAdam" if ours else "baseline",
                 "alpha": alpha_of(label) if ours else None,
-                "error": 100 - row["avg"]["mean"],
-                "rsd": row["rsd_error"]["mean"],
+                "error": 100 - average,
+                "rsd": rsd,
             }
         )
-    return found
+    return points
 
 
 def front(found: list[Point]) -> list[Point]:

@@ -1,6 +1,6 @@
 """The plane of average and fairness: every algorithm under every setting of a sweep, and the Pareto front."""
 
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import altair as alt
 
@@ -11,7 +11,15 @@ from fairwind.report.record import Record
 from fairwind.report.table import count, display_name
 from fairwind.report.theme import colour
 
-Point = dict[str, Any]  # algorithm, name, average, spread, front
+
+class Point(TypedDict):
+    """An algorithm under one setting, a mean over seeds."""
+
+    algorithm: str
+    name: str
+    average: float
+    spread: float
+    front: NotRequired[bool]
 
 
 def planes(shown: list[Shown]) -> dict[str, list[Shown]]:
@@ -25,21 +33,21 @@ def planes(shown: list[Shown]) -> dict[str, list[Shown]]:
 
 def plane_points(panels: list[Shown]) -> list[Point]:
     """The mean over seeds of each algorithm in each panel, and whether it is on the front."""
-    found: list[Point] = []
+    points: list[Point] = []
     sign = 1
-    for each in panels:
-        assert each.record is not None
-        sign = each.record.judged.sign
-        setting = each.panel.title.removeprefix(each.panel.setup).removeprefix(", ")
-        for row in each.record.results["summary"]:
+    for shown in panels:
+        assert shown.record is not None
+        sign = shown.record.judged.sign
+        setting = shown.panel.title.removeprefix(shown.panel.setup).removeprefix(", ")
+        for row in shown.record.results["summary"]:
             average, spread = row["avg"]["mean"], row["std"]["mean"]
             if average is not None and spread is not None:
                 name = display_name(row["algorithm"])
                 told = f"{name}, {setting}" if setting and len(panels) > 1 else name
-                found.append({"algorithm": name, "name": told, "average": average, "spread": spread})
-    for point in found:
-        point["front"] = not any(_beats(other, point, sign) for other in found)
-    return found
+                points.append({"algorithm": name, "name": told, "average": average, "spread": spread})
+    for point in points:
+        point["front"] = not any(_beats(other, point, sign) for other in points)
+    return points
 
 
 def _beats(one: Point, other: Point, sign: int) -> bool:

@@ -1,24 +1,31 @@
 """A run directory, read back."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
 from fairwind.report.table import Judged, judged, seed_count
-from fairwind.runs.files import CLIENTS, RECIPE, RESULTS, read_json
-from fairwind.runs.seals import read_history
+from fairwind.runs.files import CLIENTS, RECIPE, read_json
+from fairwind.runs.schema import FindingsSoFar, HistoryLine, Results
+from fairwind.runs.seals import read_history, read_results
 
 MAX_ROUNDS = 60  # of the clients' own curves
 
 
+class RecipeFacts(TypedDict, total=False):
+    """What a page shows of recipe.json."""
+
+    model: str | None
+    own: dict[str, str]
+
+
 class Record(NamedTuple):
-    results: dict[str, Any]  # results.json
-    history: list[dict[str, Any]]  # history.jsonl: one row per run and evaluated round
+    results: Results | FindingsSoFar
+    history: list[HistoryLine]
     score: NDArray[np.float32]  # (R, K) accuracies in percent, NaN where a client has no test samples
     train_size: NDArray[np.int64]  # (K,)
     test_size: NDArray[np.int64]  # (K,)
@@ -28,7 +35,7 @@ class Record(NamedTuple):
     groups: tuple[str, ...] = ()  # of the clients, where they are in groups
     rounds: tuple[int, ...] = ()  # at which each client's score was kept, of many some
     curves: NDArray[np.float32] | None = None  # (rounds, R, K) these scores
-    recipe: Mapping[str, Any] = {}  # recipe.json, as far as it is there
+    recipe: RecipeFacts | None = None
     state: str = ""  # of a run that is not finished: how far it is
     running: bool = False
 
@@ -59,7 +66,7 @@ class Record(NamedTuple):
 
 def read_record(directory: Path) -> Record:
     """A finished run."""
-    results = read_json(directory / RESULTS)
+    results = read_results(directory)
     with safe_open(directory / CLIENTS, framework="numpy") as file:
         keys = set(file.keys())
         score, train, test = (file.get_tensor(name) for name in ("score", "train_size", "test_size"))
@@ -97,8 +104,8 @@ def thin(values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return np.take(values, places)
 
 
-def _recipe(directory: Path) -> dict[str, Any]:
+def _recipe(directory: Path) -> RecipeFacts:
     try:
-        return read_json(directory / RECIPE)
+        return cast(RecipeFacts, read_json(directory / RECIPE))
     except (OSError, ValueError):
         return {}

@@ -30,8 +30,8 @@ def sizes(record: Record) -> alt.LayerChart | None:
             "k": int(k),
             "train": int(record.train_size[k]),
             "test": int(record.test_size[k]),
+            **{f"a{i}": _number(means[i, k]) for i in range(len(names))},
         }
-        | {f"a{i}": _number(means[i, k]) for i in range(len(names))}
         for k in shown.tolist()
     ]
     x = alt.X(
@@ -94,7 +94,7 @@ def sizes(record: Record) -> alt.LayerChart | None:
 
 def trends(record: Record, means: NDArray[np.float64]) -> list[Row]:
     """The mean score of clients of similar size, up to BINS points for each algorithm."""
-    rows = []
+    rows: list[Row] = []
     for i, label in enumerate(record.labels):
         if not _bins(int(np.isfinite(means[i]).sum())):
             continue

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import altair as alt
 import numpy as np
@@ -105,8 +104,8 @@ def clients(record: Record) -> alt.Chart:
             "end": place + 1.1,  # under the next column, or a hairline shows between them
             "train": int(record.train_size[k]),
             "test": int(record.test_size[k]),
+            **{f"a{i}": _number(score[i, k]) for i in range(len(names))},
         }
-        | {f"a{i}": _number(score[i, k]) for i in range(len(names))}
         for place, k in enumerate(order)
     ]
     known = score[:, order][np.isfinite(score[:, order])]
@@ -177,7 +176,7 @@ def shown_clients(record: Record) -> NDArray[np.int64]:
     return thin(tested_clients(record), MAX_CLIENTS)
 
 
-def name_axis(names: Mapping[Any, str]) -> alt.Axis:
+def name_axis(names: Mapping[str, str] | Mapping[int, str]) -> alt.Axis:
     """An axis that writes the name of each value, with its parameters, if any, on lines below it."""
     lines = {
         value: name.replace(" (", "\n(").replace(", ", ",\n").split("\n") for value, name in names.items()

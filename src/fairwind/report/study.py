@@ -1,8 +1,8 @@
 """The page of a study: its panels beside the paper, their curves, the trade-off of α; figures; LaTeX."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from fairwind.report import latex
 from fairwind.report.finding import best_shown
@@ -13,6 +13,8 @@ from fairwind.report.panel import FindData, Shown, panel_charts, panel_section, 
 from fairwind.report.paper_comparison import (
     BESIDE,
     STATISTICS,
+    UNKNOWN,
+    Printed,
     against_others,
     beside_paper,
     by_algorithm,
@@ -22,13 +24,51 @@ from fairwind.report.paper_comparison import (
 )
 from fairwind.report.plane import plane, plane_section, planes
 from fairwind.report.table import MEASURES, display_name, notes, seed_count
-from fairwind.report.targets import cost_of, rounds_to
+from fairwind.report.targets import RoundCost, cost_of, rounds_to
 from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic, write_json, writing_pages
+from fairwind.runs.schema import Environment, FederationFacts, FederationName, SummaryRow
 from fairwind.study import Finished, Study
 
 FEW = 6  # missing runs that a note names
 FindDigest = Callable[[str], str | None]
+
+
+class Source(TypedDict):
+    """A comparison that runs of a panel come from."""
+
+    folder: str
+    environment: Environment
+    seconds: float
+    precision: str
+    runs: int
+
+
+class PanelContent(TypedDict):
+    """A panel in study.json; only one with finished runs has all of it."""
+
+    title: str
+    setup: str
+    changes: Mapping[str, object]
+    seeds: tuple[int, ...]
+    missing: dict[str, list[int]]
+    federation: NotRequired[FederationFacts | FederationName]
+    summary: NotRequired[list[SummaryRow]]
+    against_others: NotRequired[dict[str, dict[Printed, dict[str, float]]]]
+    rounds_to_average: NotRequired[dict[str, dict[int, tuple[int | None, ...]]]]
+    cost_of_a_round: NotRequired[dict[str, RoundCost | None]]
+    comparisons: NotRequired[list[Source]]
+    statistics: NotRequired[str]
+    paper: NotRequired[dict[str, dict[Printed, dict[str, float | None]]]]
+
+
+class StudyContent(TypedDict):
+    """study.json."""
+
+    study: str
+    title: str
+    question: str
+    panels: list[PanelContent]
 
 
 def write_study(
@@ -82,17 +122,17 @@ def write_study(
     return written
 
 
-def content(study: Study, shown: list[Shown]) -> dict[str, Any]:
+def content(study: Study, shown: list[Shown]) -> StudyContent:
     """The study's numbers as data: what is on the page, and where each run comes from."""
     panels = []
-    for each in shown:
-        panel, record = each.panel, each.record
-        entry: dict[str, Any] = {
+    for part in shown:
+        panel, record = part.panel, part.record
+        entry: PanelContent = {
             "title": panel.title,
             "setup": panel.setup,
             "changes": dict(panel.changes),
             "seeds": panel.seeds,
-            "missing": each.missing,
+            "missing": part.missing,
         }
         if record is not None:
             _, differences = against_others(paired(record))
@@ -105,7 +145,7 @@ def content(study: Study, shown: list[Shown]) -> dict[str, Any]:
                     for label, row in rounds_to(record).items()
                 },
                 "cost_of_a_round": {label: cost_of(record, label) for label in record.labels},
-                "comparisons": _comparisons(each),
+                "comparisons": _comparisons(part),
             }
         if record is not None and panel.published:
             cells = beside_paper(record.results["summary"], panel.published)
@@ -118,7 +158,7 @@ def content(study: Study, shown: list[Shown]) -> dict[str, Any]:
     return {"study": study.name, "title": study.title, "question": study.question, "panels": panels}
 
 
-def _comparisons(shown: Shown) -> list[dict[str, Any]]:
+def _comparisons(shown: Shown) -> list[Source]:
     """The comparisons that the panel's runs were part of."""
     folders = {run.folder: run for runs in shown.chosen.values() for run in runs}
     return [
@@ -136,30 +176,28 @@ def _comparisons(shown: Shown) -> list[dict[str, Any]]:
 def known_tables(shown: list[Shown]) -> list[latex.Table]:
     """Each panel as a table of means ± standard deviations, with the paper's rows where it has them."""
     tables = []
-    for each in shown:
-        assert each.record is not None
-        summary, table = each.record.results["summary"], each.panel.published
-        ahead = best_shown(each.record, paired(each.record))
-        several = seed_count(each.record.results) > 1
+    for part in shown:
+        assert part.record is not None
+        summary, table = part.record.results["summary"], part.panel.published
+        ahead = best_shown(part.record, paired(part.record))
+        several = seed_count(part.record.results) > 1
         theirs = published()["tables"][table]["rows"] if table else {}
         chosen = STATISTICS[statistics_of(table) if table else "plain"]
         shown_measures = [m for m in MEASURES if m.key in chosen.values()]
         rows = []
         for row in summary:
-            own = [row.get(m.key) or {"mean": None, "std": None} for m in shown_measures]
-            ours = [(each["mean"], each["std"] if several else None) for each in own]
-            paper = (
-                [tuple(theirs[row["algorithm"]][key]) for key in BESIDE] if row["algorithm"] in theirs else []
-            )
+            own = [row.get(m.key) or UNKNOWN for m in shown_measures]
+            ours = [(value["mean"], value["std"] if several else None) for value in own]
+            paper = [theirs[row["algorithm"]][key] for key in BESIDE] if row["algorithm"] in theirs else []
             best = [ahead.get(m.key) == row["algorithm"] for m in shown_measures]
             rows.append(latex.Row(display_name(row["algorithm"]), ours, paper, best))
-        tables.append(latex.Table(each.panel.title, [m.name for m in shown_measures], rows))
+        tables.append(latex.Table(part.panel.title, [m.name for m in shown_measures], rows))
     return tables
 
 
 def _facts(shown: list[Shown]) -> dict[str, str]:
-    runs = [run for each in shown for found in each.chosen.values() for run in found]
-    wanted = sum(len(each.panel.algorithms) * len(each.panel.seeds) for each in shown)
+    runs = [run for part in shown for chosen in part.chosen.values() for run in chosen]
+    wanted = sum(len(part.panel.algorithms) * len(part.panel.seeds) for part in shown)
     made = [run.results["environment"] for run in runs]
     devices = dict.fromkeys(str(e["processor"] if e["device"] == "cpu" else e["device"]) for e in made)
     commits = dict.fromkeys(str(e["commit"]) for e in made)
@@ -174,24 +212,24 @@ def _facts(shown: list[Shown]) -> dict[str, str]:
 
 
 def _notes(shown: list[Shown]) -> list[str]:
-    found = []
-    for each in shown:
-        left = each.missing
+    lines = []
+    for part in shown:
+        left, title = part.missing, part.panel.title
         count_left = sum(map(len, left.values()))
-        if each.record is None:
-            found.append(f"{each.panel.title}: not run yet.")
+        if part.record is None:
+            lines.append(f"{title}: not run yet.")
         elif count_left > FEW:
-            wanted = len(each.panel.algorithms) * len(each.panel.seeds)
-            found.append(f"{each.panel.title}: {count_left} of {wanted} runs not run yet.")
+            wanted = len(part.panel.algorithms) * len(part.panel.seeds)
+            lines.append(f"{title}: {count_left} of {wanted} runs not run yet.")
         elif left:
             names = ", ".join(f"{display_name(k)} (seed {', '.join(map(str, v))})" for k, v in left.items())
-            found.append(f"{each.panel.title}: not run yet: {names}.")
-        if each.record is not None:
-            found += [f"{each.panel.title}: {note}" for note in notes(each.record.results)]
-            found += [
-                f"{each.panel.title}: {note}." for note in each.record.results["federation"].get("notes", [])
-            ]
-    return found
+            lines.append(f"{title}: not run yet: {names}.")
+        if part.record is not None:
+            lines += [f"{title}: {note}" for note in notes(part.record.results)]
+            federation = part.record.results["federation"]
+            told: list[str] = federation.get("notes", []) if "clients" in federation else []
+            lines += [f"{title}: {note}." for note in told]
+    return lines
 
 
 def _overview(study: Study, shown: list[Shown]) -> Iterable[str]:
@@ -204,17 +242,17 @@ def _overview(study: Study, shown: list[Shown]) -> Iterable[str]:
 
 def _readings(shown: list[Shown]) -> str:
     """How far each reading of the data and of the statistics lies from the published table."""
-    found = []
-    for each in shown:
-        assert each.record is not None
+    readings = []
+    for part in shown:
+        assert part.record is not None
         for statistics in STATISTICS:
-            cells = beside_paper(each.record.results["summary"], each.panel.published, statistics)
+            cells = beside_paper(part.record.results["summary"], part.panel.published, statistics)
             away = distance(cells)
             if away is not None:
                 order = sum(cell.in_order for row in cells.values() for cell in row.values())
                 total = sum(len(row) for row in cells.values())
-                found.append((away, each.panel.title, statistics, f"{order} of {total}"))
-    rows = [[t, s, f"{away:.1f}", o] for away, t, s, o in sorted(found)]
+                readings.append((away, part.panel.title, statistics, f"{order} of {total}"))
+    rows = [[t, s, f"{away:.1f}", o] for away, t, s, o in sorted(readings)]
     head = ["data", "statistics", "distance, points", "places as published"]
     words = (
         "Distance is the root of the mean squared difference from the paper over five algorithms and three "

@@ -1,8 +1,8 @@
 """The measures, how they are printed and compared, and the table for the terminal."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple, cast
 
 from rich import box
 from rich.table import Table
@@ -11,12 +11,11 @@ from rich.text import Text
 from fairwind.errors import printable
 from fairwind.metrics import OF_ACCURACIES
 from fairwind.runs.references import is_reference
-
-Results = dict[str, Any]
+from fairwind.runs.schema import Findings, Metric, OverSeeds, SummaryRow
 
 
 class Measure(NamedTuple):
-    key: str
+    key: Metric
     name: str
     digits: int
     best: Literal["highest", "lowest"]
@@ -65,9 +64,9 @@ class Judged(NamedTuple):
         return f"{value:.1f} points" if self.kind == "accuracy" else f"{value:.3g}"
 
 
-def judged(results: Results) -> Judged:
-    """The main score of results; older ones know accuracy only."""
-    first = (results.get("scores") or [{"name": "accuracy", "kind": "accuracy"}])[0]
+def judged(results: Findings) -> Judged:
+    """The main score of results."""
+    first = results["scores"][0]
     return Judged(SCORES.get(first["name"], first["name"]), first["kind"])
 
 
@@ -104,53 +103,65 @@ SCORES |= {"multilabel_accuracy": "multi-label accuracy"}
 OF_SCORES = ("avg", "worst30", "best30", "worst", "avg_weighted", "worst30_weighted", "worst_group_avg")
 
 
-def measures(results: Results) -> tuple[Measure, ...]:
+def measures(results: Findings) -> tuple[Measure, ...]:
     """The measures of a comparison, in the words of its score."""
     return _worded(MEASURES, results)
 
 
-def group_measures(results: Results) -> tuple[Measure, ...]:
+def group_measures(results: Findings) -> tuple[Measure, ...]:
     """Those of groups, likewise, where clients are in groups."""
     return _worded(GROUP_MEASURES, results) if any("groups" in row for row in results["summary"]) else ()
 
 
-def _worded(given: tuple[Measure, ...], results: Results) -> tuple[Measure, ...]:
+def by_other_scores(results: Findings) -> Iterator[Findings]:
+    """The results by each score beside the main one, as if it were that."""
+    for score in results["scores"][1:]:
+        rows = [
+            cast(SummaryRow, {"algorithm": row["algorithm"], **row["scores"][score["name"]]})
+            for row in results["summary"]
+        ]
+        yield {**results, "scores": [score], "summary": rows}
+
+
+def _worded(plain: tuple[Measure, ...], results: Findings) -> tuple[Measure, ...]:
     score = judged(results)
     if score.kind == "accuracy":
-        return given
+        return plain
     averages = [abs(row["avg"]["mean"]) for row in results["summary"] if row["avg"]["mean"]]
     digits = 2 - math.floor(math.log10(max(averages))) if averages else 3  # three that count
-    found = []
-    for measure in given:
+    worded = []
+    for measure in plain:
         if measure.key in OF_ACCURACIES:
             continue
-        best = "lowest" if score.kind == "lower" and measure.key in OF_SCORES else measure.best
+        best: Literal["highest", "lowest"] = measure.best
+        if score.kind == "lower" and measure.key in OF_SCORES:
+            best = "lowest"
         meaning = measure.meaning.replace("accuracy", score.name)
-        found.append(measure._replace(digits=digits, best=best, meaning=meaning))
-    return tuple(found)
+        worded.append(measure._replace(digits=digits, best=best, meaning=meaning))
+    return tuple(worded)
 
 
-def worst_groups(results: Results) -> dict[str, str]:
+def worst_groups(results: Findings) -> dict[str, str]:
     """By algorithm, the group whose average over seeds is worst; none where an average is not known."""
-    found = {}
+    worst, sign = {}, judged(results).sign
     for row in results["summary"]:
-        means = {g: each["avg"]["mean"] for g, each in row.get("groups", {}).items() if each["clients"]}
-        known = {group: mean for group, mean in means.items() if mean is not None}
-        if known and len(known) == len(means):
-            sign = judged(results).sign
-            found[row["algorithm"]] = min(known, key=lambda group: sign * known[group])
-    return found
+        tested = {label: group for label, group in row.get("groups", {}).items() if group["clients"]}
+        means = {label: group["avg"]["mean"] for label, group in tested.items()}
+        signed = {label: sign * mean for label, mean in means.items() if mean is not None}
+        if signed and len(signed) == len(means):
+            worst[row["algorithm"]] = min(signed, key=lambda label: signed[label])
+    return worst
 
 
-def _worst_note(results: Results) -> list[str]:
+def _worst_note(results: Findings) -> list[str]:
     """Which group is the worst, in a line."""
     whose: dict[str, list[str]] = {}
     for label, group in worst_groups(results).items():
         whose.setdefault(printable(group), []).append(display_name(label))
     if len(whose) == 1:
         return [f"Worst group: {next(iter(whose))}."]
-    each = (f"{group} under {', '.join(names)}" for group, names in whose.items())
-    return [f"Worst group: {'; '.join(each)}."] if whose else []
+    parts = (f"{group} under {', '.join(names)}" for group, names in whose.items())
+    return [f"Worst group: {'; '.join(parts)}."] if whose else []
 
 
 NAMES = {
@@ -196,49 +207,48 @@ def display_name(label: str) -> str:
         return f"{NAMES[first]} {rest.replace('_', ' ')}".strip()
     spec, _, model = label.removesuffix(")").partition(" (") if label.endswith(")") else (label, "", "")
     name, _, parameters = spec.partition(":")
-    said = [each for each in (*parameters.split(","), model) if each]
+    said = [part for part in (*parameters.split(","), model) if part]
     return NAMES.get(algorithm_of(label), name) + (f" ({', '.join(said)})" if said else "")
 
 
-def mean_and_spread(row: dict[str, Any], measure: Measure, seeds: int) -> tuple[str, str]:
+def mean_and_spread(value: OverSeeds | None, measure: Measure, seeds: int) -> tuple[str, str]:
     """A cell as text: the mean, – where there is none, and the spread over seeds, empty where none."""
-    value = row.get(measure.key) or {}
-    mean, spread = value.get("mean"), value.get("std")
-    if mean is None:
+    if value is None or value["mean"] is None:
         return "–", ""
-    return measure.text(mean), "" if spread is None or seeds == 1 else measure.text(spread)
+    spread = value["std"]
+    return measure.text(value["mean"]), "" if spread is None or seeds == 1 else measure.text(spread)
 
 
-def seed_count(results: Results) -> int:
+def seed_count(results: Findings) -> int:
     return len({run["seed"] for run in results["runs"]})
 
 
-def notes(results: Results) -> list[str]:
+def notes(results: Findings) -> list[str]:
     """What a reader must know before trusting the numbers: contributions left out, rounds without a step."""
-    found = []
+    lines = []
     for label in [row["algorithm"] for row in results["summary"]]:
         runs = [run for run in results["runs"] if run["algorithm"] == label]
         left_out = sum(run["left_out"] for run in runs)
         stalled = sum(run["stalled_rounds"] for run in runs)
         if left_out:
-            found.append(
+            lines.append(
                 f"{display_name(label)}: {count(left_out, 'client contribution')} left out, being not finite."
             )
         if stalled:
-            found.append(
+            lines.append(
                 f"{display_name(label)}: the model stayed where it was in {count(stalled, 'round')}."
             )
-    return found
+    return lines
 
 
-def heading(results: Results) -> str:
+def heading(results: Findings) -> str:
     """What the numbers of the table are."""
     score = judged(results)
     lower = ", lower is better" if score.kind == "lower" else ""
     return f"{score.title} over clients{', %' * (score.kind == 'accuracy')}{lower}"
 
 
-def reading(results: Results) -> str:
+def reading(results: Findings) -> str:
     """How to read the cells of the table."""
     seeds = seed_count(results)
     spread = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
@@ -252,7 +262,7 @@ def count(number: int, noun: str) -> str:
 NAME_WIDTH = 10  # of the first column, in which names are folded
 
 
-def summary_table(results: Results, ahead: Mapping[str, str] | None = None, width: int = 80) -> Table:
+def summary_table(results: Findings, ahead: Mapping[str, str] | None = None, width: int = 80) -> Table:
     """The summary for a terminal: means over seeds ± their standard deviation, below where space is short.
 
     `ahead` names, by measure, the algorithm that is shown to be the best, which is bold.
@@ -260,13 +270,14 @@ def summary_table(results: Results, ahead: Mapping[str, str] | None = None, widt
     groups = group_measures(results)  # in the place of two others
     others = ("avg", "std", "worst30") if groups else ("avg", "std", "worst30", "worst", "avg_weighted")
     shown = [*(m for m in measures(results) if m.key in others), *groups]
-    found = [[mean_and_spread(row, m, seed_count(results)) for m in shown] for row in results["summary"]]
+    seeds = seed_count(results)
+    texts = [[mean_and_spread(row.get(m.key), m, seeds) for m in shown] for row in results["summary"]]
     heads = [measure.name.replace("weighted ", "weighted\n") for measure in shown]
     beside = [
-        max(*map(len, head.split("\n")), *(len(_cell(*row[i])) for row in found))
+        max(*map(len, head.split("\n")), *(len(_cell(*row[i])) for row in texts))
         for i, head in enumerate(heads)
     ]
-    fits = 3 + NAME_WIDTH + sum(2 + each for each in beside) <= width  # with spaces between, and at both ends
+    fits = 3 + NAME_WIDTH + sum(2 + wide for wide in beside) <= width  # with spaces between, and at both ends
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
@@ -279,13 +290,13 @@ def summary_table(results: Results, ahead: Mapping[str, str] | None = None, widt
     table.add_column("", overflow="fold", min_width=NAME_WIDTH)
     for head in heads:
         table.add_column(head, justify="right", no_wrap=fits, overflow="fold")
-    for row, cells in zip(results["summary"], found, strict=True):
-        texts = [Text(display_name(row["algorithm"]))]
+    for row, cells in zip(results["summary"], texts, strict=True):
+        line = [Text(display_name(row["algorithm"]))]
         for measure, (mean, spread) in zip(shown, cells, strict=True):
             style = "bold" if (ahead or {}).get(measure.key) == row["algorithm"] else ""
             rest = _cell("", spread) if fits else _cell("", spread).replace(" ", "\n")
-            texts.append(Text(mean, style).append(rest, "not bold dim"))
-        table.add_row(*texts)
+            line.append(Text(mean, style).append(rest, "not bold dim"))
+        table.add_row(*line)
     return table
 
 

@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
-from fairwind.report.charts import curve_of
+from fairwind.report.charts import curve_of, number
 from fairwind.report.html import escaped, scroll
 from fairwind.report.record import Record
 from fairwind.report.table import display_name
 from fairwind.runs.cost import per_round
+from fairwind.runs.schema import Metric
 
-MEASURES = {"avg": "average", "worst30": "worst 30 %"}
+MEASURES: dict[Metric, str] = {"avg": "average", "worst30": "worst 30 %"}
 TARGETS_READ = (
     "The first evaluated round at which a seed is at the target: the median over seeds and, in brackets, the "
     "first and the last; – where it is not reached. Gradients and bytes are those of all clients."
@@ -38,6 +39,22 @@ def _late(round: int | None) -> float:
     return math.inf if round is None else round
 
 
+class RoundCost(TypedDict):
+    """What a round of an algorithm costs, both ways together."""
+
+    sample_gradients: float
+    bytes: float
+
+
+class TargetsData(TypedDict):
+    """What the page needs to say when a target is reached, and at what cost."""
+
+    curves: dict[Metric, list[list[list[tuple[int, float]]]]]  # by algorithm and seed: round, value
+    seconds: float | None  # of a round
+    costs: list[tuple[float, float]] | None  # of a round, by algorithm: sample gradients, bytes
+    sign: int
+
+
 def reached(record: Record, label: str, key: str, target: float) -> Reached:
     """When each seed of an algorithm is at the target."""
     sign = record.judged.sign
@@ -47,16 +64,16 @@ def reached(record: Record, label: str, key: str, target: float) -> Reached:
 
 def seed_curves(record: Record, label: str, key: str) -> list[list[tuple[int, float]]]:
     """A measure by evaluated round, for each seed, where it is defined."""
-    found: dict[int, list[tuple[int, float]]] = {}
+    curves: dict[int, list[tuple[int, float]]] = {}
     for line in record.history:
         if line["algorithm"] == label:
-            curve = found.setdefault(line["seed"], [])
-            if line.get(key) is not None:
-                curve.append((line["round"], line[key]))
-    return list(found.values())
+            curve = curves.setdefault(line["seed"], [])
+            if (value := number(line, key)) is not None:
+                curve.append((line["round"], value))
+    return list(curves.values())
 
 
-def cost_of(record: Record, label: str) -> dict[str, float] | None:
+def cost_of(record: Record, label: str) -> RoundCost | None:
     """A round's sample gradients and bytes, both ways together; None where unknown."""
     runs = [run for run in record.results["runs"] if run["algorithm"] == label]
     cost = per_round(runs[0]) if runs else None
@@ -70,23 +87,24 @@ def rounds_to(
     record: Record, targets: Sequence[int] = (30, 40, 50, 60, 70, 80, 90)
 ) -> dict[str, dict[int, Reached]]:
     """By algorithm and target of the average, as far as any algorithm reaches it."""
-    found = {label: {x: reached(record, label, "avg", x) for x in targets} for label in record.labels}
-    shown = [x for x in targets if any(row[x].median is not None for row in found.values())]
-    return {label: {x: row[x] for x in shown} for label, row in found.items()}
+    rounds = {label: {x: reached(record, label, "avg", x) for x in targets} for label in record.labels}
+    shown = [x for x in targets if any(row[x].median is not None for row in rounds.values())]
+    return {label: {x: row[x] for x in shown} for label, row in rounds.items()}
 
 
 def target_tables(record: Record) -> list[tuple[list[str], list[list[str]]]]:
     """Head and rows of a table of rounds, and where costs are known of gradients and of bytes."""
-    found = rounds_to(record)
-    targets = list(next(iter(found.values()), {}))
+    rounds = rounds_to(record)
+    targets = list(next(iter(rounds.values()), {}))
     if not targets:
         return []
-    costs = [cost_of(record, label) for label in found]
-    tables = [_table("rounds", found, targets, [1.0] * len(found))]
-    for key, name in (("sample_gradients", "sample gradients"), ("bytes", "bytes")):
-        each = [cost[key] for cost in costs if cost is not None]
-        if len(each) == len(found):
-            tables.append(_table(name, found, targets, each))
+    costs = [cost_of(record, label) for label in rounds]
+    tables = [_table("rounds", rounds, targets, [1.0] * len(rounds))]
+    known = [cost for cost in costs if cost is not None]
+    if len(known) == len(rounds):
+        gradients, sent = [cost["sample_gradients"] for cost in known], [cost["bytes"] for cost in known]
+        tables.append(_table("sample gradients", rounds, targets, gradients))
+        tables.append(_table("bytes", rounds, targets, sent))
     return tables
 
 
@@ -114,16 +132,16 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def targets_data(record: Record) -> dict[str, Any] | None:
+def targets_data(record: Record) -> TargetsData | None:
     """The curves of every seed, and costs of a round; None where nothing was evaluated after training."""
-    found = {key: [seed_curves(record, label, key) for label in record.labels] for key in MEASURES}
-    if not any(curve and curve[-1][0] for seeds in found["avg"] for curve in seeds):
+    curves = {key: [seed_curves(record, label, key) for label in record.labels] for key in MEASURES}
+    if not any(curve and curve[-1][0] for seeds in curves["avg"] for curve in seeds):
         return None
     costs = [cost_of(record, label) for label in record.labels]
     return {
-        "curves": found,
+        "curves": curves,
         "seconds": seconds_per_round(record),
-        "costs": [[cost["sample_gradients"], cost["bytes"]] for cost in costs if cost]
+        "costs": [(cost["sample_gradients"], cost["bytes"]) for cost in costs if cost]
         if all(costs)
         else None,
         "sign": record.judged.sign,
@@ -131,15 +149,15 @@ def targets_data(record: Record) -> dict[str, Any] | None:
 
 
 def seconds_per_round(record: Record) -> float | None:
-    rate = record.results["timing"].get("rounds_per_second")
+    rate = record.results["timing"]["rounds_per_second"]
     return 1 / rate if rate else None
 
 
 def default_target(record: Record) -> float:
     """The one that training was to stop at; else a round number that about half of the algorithms reach."""
-    given = record.results["config"].get("target")
-    if given is not None:
-        return float(given)
+    config = record.results["config"]
+    if "target" in config and config["target"] is not None:
+        return float(config["target"])
     sign = record.judged.sign
     averages = [[row["mean"] for row in curve_of(record, label, "avg")] for label in record.labels]
     best = sorted(sign * max(sign * value for value in curve) for curve in averages if curve)
@@ -161,10 +179,10 @@ def targets_section(record: Record) -> str:
     seconds, costs = data["seconds"], data["costs"]
     rows = ""
     for i, label in enumerate(record.labels):
-        found = reached(record, label, "avg", target)
-        at = found.median
-        cells = [found.text()]
-        cells += ["–" if at is None else f"{at * each:.3g}" for each in (costs[i] if costs else ())]
+        rounds_reached = reached(record, label, "avg", target)
+        at = rounds_reached.median
+        cells = [rounds_reached.text()]
+        cells += ["–" if at is None else f"{at * cost:.3g}" for cost in (costs[i] if costs else ())]
         if seconds:
             cells.append("–" if at is None else f"{at * seconds:.3g}")
         rows += f'<tr><th scope="row">{escaped(display_name(label))}</th>'

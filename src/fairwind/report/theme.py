@@ -1,9 +1,10 @@
 """What charts look like: the colour and the dash of each algorithm, and the config, light or dark."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import altair as alt
 
+from fairwind.report.html import Spec
 from fairwind.report.record import Record
 from fairwind.report.table import algorithm_of, display_name
 
@@ -52,7 +53,7 @@ def styles(labels: list[str]) -> list[tuple[str, int]]:
     return [chosen[label] for label in labels]
 
 
-def theme(labels: list[str], mode: Literal["light", "dark"]) -> dict[str, Any]:
+def theme(labels: list[str], mode: Literal["light", "dark"]) -> Spec:
     """The Vega-Lite config under which the charts of these labels are drawn."""
     text, quiet, grid = (
         ("#1b2430", "#5b6675", "#e6e9ee") if mode == "light" else ("#e8ecf1", "#9aa5b4", "#2a323d")

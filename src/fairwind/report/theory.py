@@ -1,7 +1,7 @@
 """The page of the theory checks: each claim with its verdict, what was measured, and a chart."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import altair as alt
 
@@ -9,8 +9,7 @@ from fairwind.report.html import chart_html, escaped, frame, plain_spec, table_h
 from fairwind.report.table import NAMES, display_name
 from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic, writing_pages
-
-Row = dict[str, Any]
+from fairwind.runs.schema import TheoryCheck, TheoryFile, TheoryRow
 
 TITLE = "The theory, checked on convex problems"
 
@@ -21,7 +20,7 @@ class Lines(NamedTuple):
     x: tuple[str, str]  # field, and what it is called
     y: tuple[str, str]
     by: tuple[str, ...]
-    where: tuple[tuple[str, Any], ...] = ()  # what the rows that are drawn have in common
+    where: tuple[tuple[str, str | int], ...] = ()  # what the rows that are drawn have in common
     largest: str = ""  # a field of which only the rows with the largest value are drawn
     log_x: bool = True
     log_y: bool = True
@@ -78,7 +77,7 @@ LINES = {
 WORDS = {"local_steps": "local steps", "first_losses": "first losses"}
 
 
-def write_theory(directory: Path, content: dict[str, Any]) -> list[Path]:
+def write_theory(directory: Path, content: TheoryFile) -> list[Path]:
     """Writes index.html and the figures of the checks in `content` (theory.json); returns the paths."""
     checks = content["checks"]
     specs = {c["name"]: plain_spec(chart) for c in checks if (chart := lines(c)) is not None}
@@ -105,17 +104,18 @@ def write_theory(directory: Path, content: dict[str, Any]) -> list[Path]:
     return written
 
 
-def lines(check: dict[str, Any]) -> alt.LayerChart | None:
+def lines(check: TheoryCheck) -> alt.LayerChart | None:
     """The chart of a check, or nothing where it has no rows to draw."""
     if (drawn := LINES.get(check["name"])) is None:
         return None
     (x, x_title), (y, y_title) = drawn.x, drawn.y
-    found = [row for row in check["rows"] if all(row[k] == v for k, v in drawn.where)]
+    chosen = [row for row in check["rows"] if all(row[k] == v for k, v in drawn.where)]
     if drawn.largest:
-        found = [row for row in found if row[drawn.largest] == max(r[drawn.largest] for r in found)]
+        largest = max((row[drawn.largest] for row in chosen), default=0)
+        chosen = [row for row in chosen if row[drawn.largest] == largest]
     rows = [
         {"x": row[x], "y": row[y], "line": _name(row, drawn.by)}
-        for row in found
+        for row in chosen
         if row[x] is not None and row[y] is not None
     ]
     rows = [r for r in rows if (r["x"] > 0 or not drawn.log_x) and (r["y"] > 0 or not drawn.log_y)]
@@ -136,7 +136,7 @@ def lines(check: dict[str, Any]) -> alt.LayerChart | None:
     return alt.LayerChart(layer=[line], width="container", height=320, description=check["claim"])
 
 
-def _name(row: Row, by: tuple[str, ...]) -> str:
+def _name(row: TheoryRow, by: tuple[str, ...]) -> str:
     """What a line is called: the values of its fields, with a word for those that are numbers."""
     parts = []
     for key in by:
@@ -150,7 +150,7 @@ def _name(row: Row, by: tuple[str, ...]) -> str:
     return ", ".join(parts) or "α-fair solution"
 
 
-def _section(check: dict[str, Any], drawn: bool) -> str:
+def _section(check: TheoryCheck, drawn: bool) -> str:
     rows = check["rows"]
     head = list(rows[0]) if rows else []
     table = table_html(head, [[_value(row.get(key)) for key in head] for row in rows]) if rows else ""
@@ -162,9 +162,9 @@ def _section(check: dict[str, Any], drawn: bool) -> str:
     )
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):
-        return ", ".join(_value(each) for each in value)
+        return ", ".join(map(_value, value))
     return "–" if value is None else str(value)

@@ -1,7 +1,7 @@
 """What a round costs: gradients of samples that clients compute, and bytes that they send and receive."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from fairwind.contract import AnyAlgorithm, GradientAlgorithm, MemoryAlgorithm, PersonalAlgorithm
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
+from fairwind.runs.schema import RunRow, TotalCost
 
 BYTES = 4  # of a parameter, float32
 
@@ -20,9 +21,13 @@ class Cost(NamedTuple):
     bytes_up: float  #: From clients to the server: updates, and what else the algorithm's type sends.
     bytes_down: float  #: To clients.
 
-    def times(self, rounds: float) -> dict[str, float]:
+    def times(self, rounds: float) -> TotalCost:
         """Of so many rounds."""
-        return {name: rounds * value for name, value in self._asdict().items()}
+        return {
+            "sample_gradients": rounds * self.sample_gradients,
+            "bytes_up": rounds * self.bytes_up,
+            "bytes_down": rounds * self.bytes_down,
+        }
 
 
 def round_cost(algorithm: AnyAlgorithm, train: Tensor, settings: Settings, parameters: int) -> Cost:
@@ -59,18 +64,19 @@ def _trained(train: Tensor, solver: Solver) -> Tensor:
         works: list[float] = list(range(low, high + 1))
     else:
         works = [low + (high - low) * (i + 0.5) / 1000 for i in range(1000)] if high > low else [low]
-    found = torch.zeros(len(train), dtype=torch.float64)
+    samples = torch.zeros(len(train), dtype=torch.float64)
     for work in works:
         steps = solver.local_steps(work, per_epoch)
         epochs = steps // per_epoch.clamp(min=1)
         rest = (steps - epochs * per_epoch) * solver.batch_size
-        found += epochs * train + torch.minimum(rest, train)
-    return found / len(works)
+        samples += epochs * train + torch.minimum(rest, train)
+    return samples / len(works)
 
 
-def per_round(run: dict[str, Any]) -> Cost | None:
-    """Of a run in results.json; None where its file is too old to say."""
-    found = run.get("cost")
-    if not found or not run["rounds"] or any(not math.isfinite(value) for value in found.values()):
+def per_round(run: RunRow) -> Cost | None:
+    """Of a run in results.json; None of a real federation, and where the file is too old to say."""
+    total = run.get("cost")
+    if not total or not run["rounds"]:
         return None
-    return Cost(**{name: value / run["rounds"] for name, value in found.items()})
+    cost = Cost(*(total[name] / run["rounds"] for name in ("sample_gradients", "bytes_up", "bytes_down")))
+    return cost if all(map(math.isfinite, cost)) else None

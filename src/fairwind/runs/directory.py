@@ -3,7 +3,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fairwind import setups
 from fairwind.data import store
@@ -28,6 +28,7 @@ from fairwind.runs.folder import CHECKPOINTS, identity, moved
 from fairwind.runs.recipe import Recipe
 from fairwind.runs.references import is_reference, load_task
 from fairwind.runs.results import about, summarise
+from fairwind.runs.schema import Environment, ResultsFile
 from fairwind.runs.seals import damaged, finish, history_lines
 from fairwind.setups import Where
 from fairwind.task import Task
@@ -43,7 +44,7 @@ class RunDirectory:
         self.path, self.content, self.lost = path, content, lost
         self.recipe = Recipe.from_json(content)
         self.where = Where(**{k: Path(v) for k, v in content.get("where", {}).items()})
-        self.made_with: dict[str, Any] = dict(content["environment"])
+        self.made_with = cast(Environment, dict(content["environment"]))
         self.checkpoints = path / CHECKPOINTS
         self.identity = identity(path)
 
@@ -174,7 +175,7 @@ class RunDirectory:
         else:
             write_atomic(self.path / HISTORY, history_lines(simulation.history).encode())
 
-    def write_results(self, simulation: Simulation, *, models: bool = True) -> dict[str, Any]:
+    def write_results(self, simulation: Simulation, *, models: bool = True) -> ResultsFile:
         """Writes the history, the trained models and every client's numbers, then the results: the end.
 
         Without models the run is a study's, and its history is compressed.
@@ -200,8 +201,7 @@ class RunDirectory:
         }
         if simulation.federation.groups:
             metadata["groups"] = json.dumps(simulation.federation.groups)
-        results = summarise(simulation, self.recipe)
-        results["plan"] = self.content.get("plan") or results["plan"]  # with the reasons of the first start
+        results = summarise(simulation, self.recipe, self.content.get("plan"))
         return finish(self.path, results, simulation.history, clients, metadata, trained if models else None)
 
     def _check_place(self) -> None:

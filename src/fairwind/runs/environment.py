@@ -5,21 +5,21 @@ import platform
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from fairwind.engine.ranks import find
+from fairwind.runs.schema import Environment
 
 
-def environment(device: str) -> dict[str, Any]:
+def environment(device: str) -> Environment:
     """The environment, as recorded with results."""
     from fairwind import __version__
 
     on_gpu = device.startswith("cuda")
     world = find().world
-    return {
+    made: Environment = {
         "fairwind": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
@@ -29,14 +29,18 @@ def environment(device: str) -> dict[str, Any]:
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        **({"ranks": world} if world > 1 else {}),
+        "ranks": world,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    if world == 1:
+        del made["ranks"]
+    return made
 
 
-def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def changes(before: Environment, now: Environment) -> list[str]:
     """Differences since a run started, which may change results in the last bits."""
-    old, new = {"ranks": 1, **before}, {"ranks": 1, **now}
+    old: dict[str, object] = {"ranks": 1, **before}
+    new: dict[str, object] = {"ranks": 1, **now}
     watched = "fairwind", "torch", "processor", "threads", "device", "ranks"
     return [f"{k} was {old.get(k)}, is {new[k]}" for k in watched if old.get(k) != new[k]]
 
@@ -46,8 +50,8 @@ def _commit() -> str | None:
 
     For a copy without git history, the variable FAIRWIND_COMMIT names the commit.
     """
-    if given := os.environ.get("FAIRWIND_COMMIT"):
-        return given
+    if commit := os.environ.get("FAIRWIND_COMMIT"):
+        return commit
     here = Path(__file__).parent
 
     def git(*words: str) -> str:

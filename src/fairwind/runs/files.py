@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def append(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def write_json(path: Path, content: Any, *, indent: int | None = 2) -> Path:
+def write_json(path: Path, content: object, *, indent: int | None = 2) -> Path:
     return write_atomic(path, (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode())
 
 
@@ -74,12 +74,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def sealed(content: dict[str, Any]) -> dict[str, Any]:
+def sealed(content: Mapping[str, object]) -> dict[str, object]:
     """The content with its own digest, which `is_sealed` verifies."""
     return {**content, "sha256": _seal(content)}
 
 
-def is_sealed(content: dict[str, Any]) -> bool:
+def is_sealed(content: Mapping[str, object]) -> bool:
     """Whether content matches its digest."""
     try:
         return content.get("sha256") == _seal(content)
@@ -87,7 +87,7 @@ def is_sealed(content: dict[str, Any]) -> bool:
         return False
 
 
-def _seal(content: dict[str, Any]) -> str:
+def _seal(content: Mapping[str, object]) -> str:
     text = json.dumps({key: value for key, value in content.items() if key != "sha256"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,81 +1,192 @@
 """The results of a comparison, as in results.json."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from fairwind.data.federation import Federation
 from fairwind.engine.evaluation import split
+from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.metrics import METRICS, OF_GROUPS, over_seeds
 from fairwind.runs.cost import round_cost
 from fairwind.runs.environment import environment
 from fairwind.runs.recipe import Recipe, to_jsonable
+from fairwind.runs.schema import (
+    Config,
+    Environment,
+    FederatedConfig,
+    FederationFacts,
+    GroupAverage,
+    HistoryLine,
+    Metrics,
+    ModelGroups,
+    ModelMetrics,
+    OverSeeds,
+    Plan,
+    PrivacyLoss,
+    Results,
+    RunRow,
+    ScoreKind,
+    SettingsConfig,
+    SummaryMetrics,
+    SummaryRow,
+    Timing,
+    TotalCost,
+)
+from fairwind.scores import Score
 
-Evaluated = Callable[[list[dict[str, Any]]], object]
+Evaluated = Callable[[list[HistoryLine]], object]
 """A callback that gets the newest line of every run's history: round, average, worst 30 % and so on."""
 
 
-def summarise(simulation: Simulation, recipe: Recipe) -> dict[str, Any]:
-    """The content of results.json."""
-    last = simulation.history[-len(simulation.views) :]
-    given = simulation.federation.train, simulation.settings, simulation.x.shape[1]
-    costs = [round_cost(run.algorithm, *given) for run in simulation.runs]
-    rows: list[dict[str, Any]] = []
-    for view, line in zip(simulation.views, last, strict=True):
-        final = {k: v for k, v in line.items() if k in (*METRICS, *OF_GROUPS)}
-        row = {"algorithm": view.label, "seed": view.seed, "rounds": simulation.round, "final": final}
-        row["cost"] = costs[view.run].times(simulation.round)
-        row |= {k: line[k] for k in ("groups", "worst_group", "scores") if k in line}
-        if view.model != "global":
-            row["model"] = view.model
-        counts = {"left_out": simulation.left_out, "stalled_rounds": simulation.stalled}
-        rows.append(row | {name: int(count[view.run]) for name, count in counts.items()})
-    seconds = max(simulation.seconds, 1e-9)
-    own = {"own": dict(recipe.own)} if recipe.own else {}
-    return own | {
-        "setup": recipe.setup,
-        "task": simulation.name,
-        "command": recipe.command(),
-        "config": {"algorithms": recipe.algorithms, "seeds": recipe.seeds}
-        | to_jsonable(dataclasses.asdict(simulation.settings)),
-        "plan": simulation.plan.to_json(),
-        "scores": _scores(simulation),
-        "environment": environment(simulation.settings.device),
-        "federation": described(simulation),
-        "data": recipe.data,
-        "runs": rows,
-        "summary": summary_of(rows),
-        "timing": {
-            "seconds": simulation.seconds,
-            "rounds_per_second": simulation.round / seconds,
-            "run_rounds_per_second": simulation.round * len(simulation.runs) / seconds,
-            "client_steps_per_second": simulation.client_steps / seconds,
-        },
+def results_of(
+    *,
+    setup: str,
+    task: str,
+    command: str,
+    config: Config | FederatedConfig,
+    scores: Sequence[Score],
+    environment: Environment,
+    federation: FederationFacts,
+    data: str | None,
+    runs: list[RunRow],
+    timing: Timing,
+    own: Mapping[str, str] | None = None,
+    plan: Plan | None = None,
+    engine: str = "",
+) -> Results:
+    """The content of results.json, of a simulation or a real federation."""
+    results: Results = {
+        "own": dict(own or {}),
+        "setup": setup,
+        "task": task,
+        "command": command,
+        "config": config,
+        "plan": plan or {},
+        "engine": engine,
+        "scores": score_kinds(scores),
+        "environment": environment,
+        "federation": federation,
+        "data": data,
+        "runs": runs,
+        "summary": summary_of(runs),
+        "timing": timing,
+    }
+    if not own:
+        del results["own"]
+    if plan is None:
+        del results["plan"]
+    if not engine:
+        del results["engine"]
+    return results
+
+
+def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) -> Results:
+    """The results of a simulation; `plan` is that of its first start, if it was resumed."""
+    numbers = simulation.federation.train, simulation.settings, simulation.x.shape[1]
+    costs = [round_cost(run.algorithm, *numbers).times(simulation.round) for run in simulation.runs]
+    rows = [
+        run_row(
+            line,
+            simulation.round,
+            left_out=int(simulation.left_out[view.run]),
+            stalled=int(simulation.stalled[view.run]),
+            cost=costs[view.run],
+            model=view.model,
+        )
+        for view, line in zip(simulation.views, simulation.history[-len(simulation.views) :], strict=True)
+    ]
+    return results_of(
+        setup=recipe.setup,
+        task=simulation.name,
+        command=recipe.command(),
+        config=config_of(recipe, simulation.settings),
+        scores=simulation.scores,
+        environment=environment(simulation.settings.device),
+        federation=described(simulation),
+        data=recipe.data,
+        runs=rows,
+        timing=timing(
+            simulation.seconds, simulation.round, len(simulation.runs), client_steps=simulation.client_steps
+        ),
+        own=recipe.own,
+        plan=plan or simulation.plan.to_json(),
+    )
+
+
+def run_row(
+    line: HistoryLine,
+    rounds: int,
+    *,
+    left_out: int,
+    stalled: int,
+    cost: TotalCost | None = None,
+    model: str = "global",
+    privacy: PrivacyLoss | None = None,
+) -> RunRow:
+    """A run of the results, from the last line of its history."""
+    row: dict[str, object] = {
+        "algorithm": line["algorithm"],
+        "seed": line["seed"],
+        "rounds": rounds,
+        "final": final_metrics(line),
+    }
+    row |= {} if cost is None else {"cost": cost}
+    row |= {name: value for name, value in line.items() if name in ("groups", "worst_group", "scores")}
+    row |= {} if model == "global" else {"model": model}
+    row |= {"left_out": left_out, "stalled_rounds": stalled}
+    row |= {} if privacy is None else {"privacy": privacy}
+    return cast(RunRow, row)
+
+
+def final_metrics(line: ModelMetrics) -> Metrics[float | None]:
+    """The metrics of the main score, without those of groups and other scores."""
+    names = (*METRICS, *OF_GROUPS)
+    return cast(Metrics[float | None], {name: value for name, value in line.items() if name in names})
+
+
+def config_of(recipe: Recipe, settings: Settings) -> Config:
+    """What a comparison was started with."""
+    chosen: SettingsConfig = to_jsonable(dataclasses.asdict(settings))
+    return {"algorithms": recipe.algorithms, "seeds": recipe.seeds, **chosen}
+
+
+def timing(seconds: float, rounds: int, runs: int, *, client_steps: int | None) -> Timing:
+    """The speed of training."""
+    lasted = max(seconds, 1e-9)
+    return {
+        "seconds": seconds,
+        "rounds_per_second": rounds / lasted,
+        "run_rounds_per_second": rounds * runs / lasted,
+        "client_steps_per_second": None if client_steps is None else client_steps / lasted,
     }
 
 
-def about(simulation: Simulation) -> dict[str, Any]:
+def about(simulation: Simulation) -> dict[str, object]:
     """What a page of an unfinished comparison must know beside its recipe and history."""
     return {
         "task": simulation.name,
-        "scores": _scores(simulation),
+        "scores": score_kinds(simulation.scores),
         "federation": described(simulation),
     }
 
 
-def _scores(simulation: Simulation) -> list[dict[str, Any]]:
-    return [{"name": score.name, "kind": score.kind} for score in simulation.scores]
+def score_kinds(scores: Sequence[Score]) -> list[ScoreKind]:
+    return [{"name": score.name, "kind": score.kind} for score in scores]
 
 
-def described(simulation: Simulation) -> dict[str, Any]:
+def described(simulation: Simulation) -> FederationFacts:
     """The federation in numbers, with what a model that has learned nothing would reach."""
-    about = simulation.federation.describe()
-    found = commonest_answer(simulation.federation) if simulation.scores[0].kind == "accuracy" else None
-    return about if found is None else {**about, "commonest": found}
+    facts = simulation.federation.describe()
+    if simulation.scores[0].kind == "accuracy":
+        commonest = commonest_answer(simulation.federation)
+        if commonest is not None:
+            facts["commonest"] = commonest
+    return facts
 
 
 def commonest_answer(federation: Federation) -> float | None:
@@ -92,38 +203,41 @@ def commonest_answer(federation: Federation) -> float | None:
     return 100 * float(torch.bincount(labels, share, federation.classes).max())
 
 
-def summary_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary_of(rows: Sequence[RunRow]) -> list[SummaryRow]:
     """Each metric over the seeds of each algorithm, from the rows of runs."""
-    summary = []
+    summary: list[SummaryRow] = []
     for label in dict.fromkeys(row["algorithm"] for row in rows):
         mine = [row for row in rows if row["algorithm"] == label]
-        line = {"algorithm": label} | _over_seeds([row["final"] for row in mine]) | _groups_over_seeds(mine)
-        names = mine[0].get("scores", {})
-        if names:
-            each = {name: [row["scores"][name] for row in mine] for name in names}
-            line["scores"] = {name: _over_seeds(of) | _groups_over_seeds(of) for name, of in each.items()}
+        means = _over_seeds([row["final"] for row in mine], mine)
+        line = cast(SummaryRow, {"algorithm": label, **means})
+        if "scores" in mine[0]:
+            by_score = {name: [row["scores"][name] for row in mine] for name in mine[0]["scores"]}
+            line["scores"] = {name: _over_seeds(models, models) for name, models in by_score.items()}
         summary.append(line)
     return summary
 
 
-def _over_seeds(finals: list[dict[str, Any]]) -> dict[str, Any]:
-    known = [metric for metric in (*METRICS, *OF_GROUPS) if any(metric in final for final in finals)]
-    return {metric: over_seeds([final.get(metric) for final in finals]) for metric in known}
-
-
-def _groups_over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each group's average over the seeds, if clients are in groups."""
-    known = runs[0].get("groups", {})
-    found = {
-        label: {"clients": group["clients"], "avg": over_seeds([run["groups"][label]["avg"] for run in runs])}
-        for label, group in known.items()
+def _over_seeds(finals: Sequence[Metrics[float | None]], groups: Sequence[ModelGroups]) -> SummaryMetrics:
+    """Metrics of several seeds, and where clients are in groups each group's average."""
+    measured = [metric for metric in (*METRICS, *OF_GROUPS) if any(metric in final for final in finals)]
+    means: dict[str, OverSeeds | dict[str, GroupAverage[OverSeeds]]] = {
+        metric: over_seeds([final.get(metric) for final in finals]) for metric in measured
     }
-    return {"groups": found} if found else {}
+    averages: dict[str, GroupAverage[OverSeeds]] = {
+        label: {
+            "clients": group["clients"],
+            "avg": over_seeds([seed["groups"][label]["avg"] for seed in groups]),
+        }
+        for label, group in groups[0].get("groups", {}).items()
+    }
+    if averages:
+        means["groups"] = averages
+    return cast(SummaryMetrics, means)
 
 
 def warnings_of(simulation: Simulation) -> list[str]:
     """Where runs diverged: clients left out, rounds without a step."""
-    found = []
+    lines = []
     for r, run in enumerate(simulation.runs):
         left_out, stalled = int(simulation.left_out[r]), int(simulation.stalled[r])
         if left_out or stalled:
@@ -133,5 +247,5 @@ def warnings_of(simulation: Simulation) -> list[str]:
             if stalled:
                 what.append(f"the model stayed where it was in {stalled:,} rounds")
             which = f"{run.label} (seed {run.seed})"
-            found.append(f"{which}: {'; '.join(what)}. A smaller learning rate may help")
-    return found
+            lines.append(f"{which}: {'; '.join(what)}. A smaller learning rate may help")
+    return lines

@@ -7,7 +7,7 @@ import shlex
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from safetensors.torch import save
 from torch import Tensor
@@ -26,18 +26,17 @@ from fairwind.runs.files import (
     write_json,
 )
 from fairwind.runs.folder import holds_run
-
-Lines = list[dict[str, Any]]
+from fairwind.runs.schema import HistoryLine, Results, ResultsFile
 
 
 def finish(
     path: Path,
-    results: dict[str, Any],
-    history: Lines,
+    results: Results,
+    history: list[HistoryLine],
     clients: dict[str, Tensor],
     metadata: dict[str, str],
     trained: dict[str, Tensor] | None,
-) -> dict[str, Any]:
+) -> ResultsFile:
     """Writes the final files of a comparison, the results last; returns them as written.
 
     Without trained models the history is compressed: a study keeps many small runs.
@@ -50,9 +49,14 @@ def finish(
     made[CLIENTS] = _ordered(save(clients, metadata=metadata))
     for name, data in made.items():
         write_atomic(path / name, data)
-    results = sealed({**results, "files": {name: _digest(data) for name, data in made.items()}})
-    write_json(path / RESULTS, results)
-    return results
+    written = sealed({**results, "files": {name: _digest(data) for name, data in made.items()}})
+    write_json(path / RESULTS, written)
+    return cast(ResultsFile, written)
+
+
+def read_results(path: Path) -> ResultsFile:
+    """The results of a finished comparison; ValueError if its file is not JSON."""
+    return cast(ResultsFile, read_json(path / RESULTS))
 
 
 def damaged(path: Path, among: Iterable[str] | None = None) -> list[str]:
@@ -83,7 +87,7 @@ def lost_results(path: Path) -> bool:
     return (path / PACKED).exists() and not (path / RESULTS).exists() and not holds_run(path)
 
 
-def read_history(path: Path, results: dict[str, Any]) -> Lines:
+def read_history(path: Path, results: ResultsFile) -> list[HistoryLine]:
     """The history of a finished comparison, one line for each run and evaluated round."""
     if PACKED in results["files"]:
         try:
@@ -95,7 +99,7 @@ def read_history(path: Path, results: dict[str, Any]) -> Lines:
     return [json.loads(line) for line in data.splitlines() if line.strip()]
 
 
-def history_lines(history: Lines) -> str:
+def history_lines(history: Iterable[HistoryLine]) -> str:
     return "".join(json.dumps(line, allow_nan=False) + "\n" for line in history)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.ranks import find
@@ -15,6 +15,7 @@ from fairwind.runs.files import RESULTS
 from fairwind.runs.folder import check_free, explaining, held, holds_run
 from fairwind.runs.recipe import Recipe, on_the_same_machine
 from fairwind.runs.results import Evaluated, summarise, warnings_of
+from fairwind.runs.schema import Results
 from fairwind.runs.seals import damaged
 from fairwind.runs.training import Console, train
 from fairwind.setups import WHERE, Where
@@ -26,7 +27,7 @@ class Trained(NamedTuple):
     """What was trained, and the content of its results.json."""
 
     simulation: Simulation
-    results: dict[str, Any]
+    results: Results
 
 
 def begun_or_new(path: Path) -> RunDirectory | None:

@@ -99,7 +99,7 @@ def train(
                 lines, runs = simulation.history, len(simulation.views)
                 for begin in range(written, len(lines), runs):
                     if after_evaluation is not None:
-                        after_evaluation([dict(line) for line in lines[begin : begin + runs]])
+                        after_evaluation([line.copy() for line in lines[begin : begin + runs]])
                 written = len(lines)
             rate = simulation.round / max(simulation.seconds, 1e-9)
             shown = f"{rate:.1f}/s" if rate >= 0.5 else f"{1 / rate:.0f} s each"
@@ -141,14 +141,18 @@ def _standing(simulation: Simulation, *, short: bool = False) -> str:
     newest = simulation.history[-len(simulation.views) :]
     if not newest or newest[0]["round"] == 0:
         return ""
-    known = [line for line in newest if line["avg"] is not None and line["worst30"] is not None]
+    known = [
+        (line["avg"], line["worst30"], line["algorithm"])
+        for line in newest
+        if line["avg"] is not None and line["worst30"] is not None
+    ]
     if not known:
         return " average not finite"
-    best = max(known, key=lambda line: simulation.scores[0].sign * line["avg"])
+    average, worst, label = max(known, key=lambda numbers: simulation.scores[0].sign * numbers[0])
     if short:
-        return f" {best['avg']:.4g}, worst 30 % {best['worst30']:.4g}"
-    whose = f" ({best['algorithm']} leads)" if len(simulation.views) > 1 else ""
-    return f" average {best['avg']:.4g}, worst 30 % {best['worst30']:.4g}{whose}"
+        return f" {average:.4g}, worst 30 % {worst:.4g}"
+    whose = f" ({label} leads)" if len(simulation.views) > 1 else ""
+    return f" average {average:.4g}, worst 30 % {worst:.4g}{whose}"
 
 
 class Interrupt:

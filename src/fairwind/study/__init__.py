@@ -7,9 +7,10 @@ study, machine or day they come from; missing ones are trained, those with the s
 from fairwind.study.grid import read_study
 from fairwind.study.job import Job, clear, missing, run
 from fairwind.study.panel import Panel, Study, choose, narrowed
-from fairwind.study.runs import Finished, PassedOver, RunKey, read_runs
+from fairwind.study.runs import Clients, Finished, PassedOver, RunKey, read_runs
 
 __all__ = [
+    "Clients",
     "Finished",
     "Job",
     "Panel",

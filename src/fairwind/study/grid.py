@@ -3,9 +3,8 @@
 import dataclasses
 import itertools
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from fairwind import algorithms
 from fairwind.engine.settings import Settings, names_of
@@ -26,10 +25,10 @@ def read_study(file: Path) -> Study:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{file} is not TOML: {first_line(error)}") from None
-    known = ("title", "question", "charts", "grid")
+    keys = ("title", "question", "charts", "grid")
     for name in content:
-        if name not in known:
-            raise unknown(f"key of {file}", name, known)
+        if name not in keys:
+            raise unknown(f"key of {file}", name, keys)
     grids = content.get("grid", [])
     if not isinstance(grids, list) or not grids or not all(isinstance(grid, dict) for grid in grids):
         raise InputError(f"{file} has no [[grid]]: name at least its setups and algorithms in one")
@@ -46,7 +45,7 @@ def read_study(file: Path) -> Study:
     return Study(file.stem, title, question, panels, tuple(charts))
 
 
-def _panels(file: str, grid: dict[str, Any]) -> Iterator[Panel]:
+def _panels(file: str, grid: Mapping[str, object]) -> Iterator[Panel]:
     """A grid's panels: one for each setup and each combination of the settings that are lists."""
     varied = {name: value for name, value in grid.items() if name not in ("setups", "algorithms", "seeds")}
     names = [f.name for kind in (Settings, Solver) for f in dataclasses.fields(kind)]
@@ -58,7 +57,7 @@ def _panels(file: str, grid: dict[str, Any]) -> Iterator[Panel]:
             raise InputError(f"{name}={value} in a grid of {file} {why}: give it one value, or leave it out")
     lists = {k: v if isinstance(v, list) and k not in RANGES else [v] for k, v in varied.items()}
     texts = algorithms.with_sets(_texts(file, grid, "algorithms", algorithms.PAPER))
-    given = [spec for text in texts for spec in expand(text)]
+    specs = [spec for text in texts for spec in expand(text)]
     seeds = grid.get("seeds", [0, 1, 2])
     if not isinstance(seeds, list) or not seeds:
         raise InputError(f"seeds in a grid of {file} must be a list of whole numbers, such as [0, 1, 2]")
@@ -68,12 +67,12 @@ def _panels(file: str, grid: dict[str, Any]) -> Iterator[Panel]:
         for values in itertools.product(*lists.values()):
             changes = dict(zip(lists, values, strict=True))
             shown = [f"{k} {v}" for k, v in changes.items() if len(lists[k]) > 1]
-            panel = Panel(", ".join([setup, *shown]), setup, tuple(given), tuple(seeds), changes)
+            panel = Panel(", ".join([setup, *shown]), setup, tuple(specs), tuple(seeds), changes)
             panel.check()
             yield panel
 
 
-def _texts(file: str, grid: dict[str, Any], name: str, default: Iterable[str]) -> list[str]:
+def _texts(file: str, grid: Mapping[str, object], name: str, default: Iterable[str]) -> list[str]:
     value = grid.get(name, list(default))
     if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
         raise InputError(f"{name} in a grid of {file} must be a list of names, such as ['synthetic']")

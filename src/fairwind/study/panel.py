@@ -71,15 +71,15 @@ def choose(panel: Panel, runs: Iterable[Finished], digest: str | None = None) ->
     """
     wanted = {key for keys in panel.keys().values() for key in keys}
     precision = panel.changes.get("precision", "auto")
-    found = [run for run in runs if run.key in wanted and precision in ("auto", run.precision)]
-    if digest is None and found:
-        digests = [run.digest for run in found]
+    usable = [run for run in runs if run.key in wanted and precision in ("auto", run.precision)]
+    if digest is None and usable:
+        digests = [run.digest for run in usable]
         digest = max(dict.fromkeys(digests), key=digests.count)
-    found = [run for run in found if run.digest == digest]
-    found.sort(key=lambda run: str(run.results["environment"].get("date", "")), reverse=True)
-    found.sort(key=lambda run: (run.accuracy is None, EXACT.index(run.precision)))
+    usable = [run for run in usable if run.digest == digest]
+    usable.sort(key=lambda run: str(run.results["environment"].get("date", "")), reverse=True)
+    usable.sort(key=lambda run: (run.accuracy is None, EXACT.index(run.precision)))
     first: dict[RunKey, Finished] = {}
-    for run in found:
+    for run in usable:
         first.setdefault(run.key, run)
     return {spec: [first[key] for key in keys if key in first] for spec, keys in panel.keys().items()}
 

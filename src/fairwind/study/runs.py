@@ -15,8 +15,9 @@ from fairwind import algorithms, setups
 from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
-from fairwind.runs.files import CLIENTS, HISTORY, PACKED, RESULTS, read_json
-from fairwind.runs.seals import damaged, lost_results, read_history
+from fairwind.runs.files import CLIENTS, HISTORY, PACKED, RESULTS
+from fairwind.runs.schema import HistoryLine, ResultsFile, RunRow
+from fairwind.runs.seals import damaged, lost_results, read_history, read_results
 from fairwind.runs.spec import arguments, parameters
 
 Floats = NDArray[np.float32]
@@ -54,22 +55,29 @@ class RunKey(NamedTuple):
         return cls(texts[0], texts[1], seed, texts[2])
 
 
+class Clients(NamedTuple):
+    """The clients of a comparison."""
+
+    train_size: NDArray[np.int64]  # (K,)
+    test_size: NDArray[np.int64]  # (K,)
+    names: list[str]
+
+
 class Finished(NamedTuple):
     """A finished run."""
 
     key: RunKey
-    row: dict[str, Any]  # of results.json
-    history: list[dict[str, Any]]
+    row: RunRow
+    history: list[HistoryLine]
     accuracy: Floats | None  # (K,) None if no per-client numbers were kept
-    clients: dict[str, Any]  # train_size, test_size (K,), names
-    results: dict[str, Any]  # of the comparison it was part of: config, environment, federation, timing
+    clients: Clients | None  # likewise
+    results: ResultsFile  # of the comparison it was part of: config, environment, federation, timing
     folder: Path
 
     @property
     def digest(self) -> str | None:
         """The digest of the data, if it was prepared from files."""
-        found: str | None = self.results["federation"].get("digest")
-        return found
+        return self.results["federation"].get("digest")
 
     @property
     def precision(self) -> str:
@@ -89,7 +97,7 @@ class PassedOver(NamedTuple):
 
 def read_runs(*roots: Path) -> tuple[list[Finished], list[PassedOver]]:
     """All finished runs below the folders, verified, and what is passed over."""
-    found: list[Finished] = []
+    finished: list[Finished] = []
     refused = []
     files = [file for root in roots for name in (RESULTS, PACKED) for file in root.rglob(name)]
     for folder in sorted({file.parent for file in files}):
@@ -98,22 +106,24 @@ def read_runs(*roots: Path) -> tuple[list[Finished], list[PassedOver]]:
         elif (folder / RESULTS).exists():
             spoilt = damaged(folder, among=READ)
             try:
-                found += [] if spoilt else list(_read(folder))  # all of them, or none
+                finished += [] if spoilt else list(_read(folder))  # all of them, or none
             except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
                 refused.append(PassedOver(folder / RESULTS, f"cannot be used ({first_line(error)})", False))
             refused += [PassedOver(folder / name, "is damaged", damaged=True) for name in spoilt]
-    return found, refused
+    return finished, refused
 
 
 def _read(folder: Path) -> Iterator[Finished]:
-    results = read_json(folder / RESULTS)
+    results = read_results(folder)
     config, rows = results["config"], results["runs"]
+    if "algorithms" not in config:
+        raise ValueError("a real federation's training, and no comparison")
     lines = read_history(folder, results)
-    accuracy, clients = _clients(folder) if CLIENTS in results["files"] else (None, {})
-    given = itertools.product(config["algorithms"], config["seeds"])
+    accuracy, clients = _clients(folder) if CLIENTS in results["files"] else (None, None)
+    asked = itertools.product(config["algorithms"], config["seeds"])
     # A run may have further models, personal or averaged: studies compare the global ones.
     global_ones = [r for r, row in enumerate(rows) if "model" not in row]
-    for (spec, seed), r in zip(given, global_ones, strict=True):
+    for (spec, seed), r in zip(asked, global_ones, strict=True):
         yield Finished(
             key=RunKey.of(results["setup"], spec, seed, config, results.get("own", EMPTY)),
             row=rows[r],
@@ -125,8 +135,8 @@ def _read(folder: Path) -> Iterator[Finished]:
         )
 
 
-def _clients(folder: Path) -> tuple[Floats, dict[str, Any]]:
+def _clients(folder: Path) -> tuple[Floats, Clients]:
+    """The scores (R, K) of a comparison's clients, and who they are."""
     with safe_open(folder / CLIENTS, framework="numpy") as file:
-        tensors = {key: file.get_tensor(key) for key in ("score", "train_size", "test_size")}
-        names = json.loads(file.metadata()["names"])
-    return tensors.pop("score"), {**tensors, "names": names}
+        score, train_size, test_size = (file.get_tensor(key) for key in ("score", "train_size", "test_size"))
+        return score, Clients(train_size, test_size, json.loads(file.metadata()["names"]))

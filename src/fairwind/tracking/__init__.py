@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict, cast
 
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, needs_extra, unknown
@@ -16,6 +16,7 @@ from fairwind.runs.files import TRACKING, read_json, write_json
 from fairwind.runs.folder import RUNS, run_name
 from fairwind.runs.recipe import Recipe, to_jsonable
 from fairwind.runs.results import Evaluated
+from fairwind.runs.schema import HistoryLine, SettingsConfig
 
 
 class Tracked(NamedTuple):
@@ -25,6 +26,13 @@ class Tracked(NamedTuple):
     id: str  #: Stays the same when the comparison is resumed.
     settings: dict[str, str]  #: Task, rounds, solver and so on, as texts.
     runs: tuple[str, ...]  #: Their names, algorithm/seed.
+
+
+class Recorded(TypedDict, total=False):
+    """tracking.json of a comparison's directory."""
+
+    trackers: list[str]
+    id: str
 
 
 class Tracker(Protocol):
@@ -101,16 +109,17 @@ class Tracking:
     def record(self, path: Path) -> None:
         """Writes the trackers into the directory of a comparison, before the recipe: no kill loses them."""
         if self.trackers:
-            id = str(_recorded(path).get("id", "")) or uuid.uuid4().hex[:12]
-            write_json(
-                path / TRACKING, {"trackers": [spec for spec in self.trackers if ":" in spec], "id": id}
-            )
+            record: Recorded = {
+                "trackers": [spec for spec in self.trackers if ":" in spec],
+                "id": _id_of(path),
+            }
+            write_json(path / TRACKING, record)
         else:  # of a comparison that was killed before it had a recipe
             (path / TRACKING).unlink(missing_ok=True)
 
     def begin(self, simulation: Simulation, recipe: Recipe, path: Path | None) -> None:
         """A comparison, with the rounds that are behind it; `path` is its directory."""
-        settings: dict[str, Any] = to_jsonable(asdict(recipe.settings))
+        settings: SettingsConfig = to_jsonable(asdict(recipe.settings))
         runs = [(view.label, view.seed) for view in simulation.views]
         name = run_name(recipe.setup) if path is None else path.resolve().name
         self.start(name, {"task": recipe.setup, **settings}, runs, simulation.history, path)
@@ -118,9 +127,9 @@ class Tracking:
     def start(
         self,
         name: str,
-        settings: Mapping[str, Any],
+        settings: Mapping[str, object],
         runs: Iterable[tuple[str, int]],
-        history: Iterable[Mapping[str, Any]],
+        history: Iterable[HistoryLine],
         path: Path | None = None,
     ) -> None:
         """The same for whatever has runs and a history."""
@@ -128,22 +137,21 @@ class Tracking:
             return
         if path is not None:
             self.record(path)
-        id = str(_recorded(path).get("id", "")) or uuid.uuid4().hex[:12]
         names = tuple(f"{label}/{seed}" for label, seed in runs)
-        tracked = Tracked(name, id, flat(settings), names)
+        tracked = Tracked(name, _id_of(path), flat(settings), names)
         self._each(lambda tracker: tracker.start(tracked))
         self.log(history)
 
-    def log(self, lines: Iterable[Mapping[str, Any]]) -> None:
+    def log(self, lines: Iterable[HistoryLine]) -> None:
         """Lines of the history, one for each run and evaluated round."""
         for line in lines:
-            run, round, found = f"{line['algorithm']}/{line['seed']}", int(line["round"]), metrics(line)
-            self._each(partial(_log, run=run, round=round, metrics=found))
+            run, numbers = f"{line['algorithm']}/{line['seed']}", metrics(line)
+            self._each(partial(_log, run=run, round=line["round"], metrics=numbers))
 
     def and_then(self, after_evaluation: Evaluated | None) -> Evaluated:
         """What to call after an evaluation: the trackers, and a function of the user's."""
 
-        def evaluated(lines: list[dict[str, Any]]) -> None:
+        def evaluated(lines: list[HistoryLine]) -> None:
             self.log(lines)
             if after_evaluation is not None:
                 after_evaluation(lines)
@@ -201,28 +209,33 @@ def _named(spec: str) -> tuple[str, Tracker]:
     return f"{kind}:{folder}", KINDS[kind].build(folder)
 
 
-def _recorded(path: Path | None) -> dict[str, Any]:
+def _recorded(path: Path | None) -> Recorded:
     try:
-        return {} if path is None else read_json(path / TRACKING)
+        return {} if path is None else cast(Recorded, read_json(path / TRACKING))
     except (OSError, ValueError):
         return {}
 
 
-def metrics(line: Mapping[str, Any]) -> dict[str, float]:
+def _id_of(path: Path | None) -> str:
+    """By which trackers know a comparison, or a new one."""
+    return str(_recorded(path).get("id", "")) or uuid.uuid4().hex[:12]
+
+
+def metrics(line: Mapping[str, object]) -> dict[str, float]:
     """The finite numbers of a history's line, those of groups and further scores by their paths."""
-    found = {}
+    numbers = {}
     for name, value in _leaves(line):
         if name not in ("seed", "round") and isinstance(value, int | float) and math.isfinite(value):
-            found[name] = float(value)
-    return found
+            numbers[name] = float(value)
+    return numbers
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, str]:
+def flat(settings: Mapping[str, object]) -> dict[str, str]:
     """Settings as texts, those of the solver as solver/lr and so on."""
     return {name: "none" if value is None else str(value) for name, value in _leaves(settings)}
 
 
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def _leaves(content: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
     for key, value in content.items():
         name = prefix + str(key).replace("/", "-")
         if isinstance(value, Mapping):

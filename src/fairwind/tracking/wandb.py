@@ -32,7 +32,7 @@ class WandB:
             config = {**tracked.settings, "algorithm": algorithm, "seed": int(seed)}
             self.runs[name] = self._init(name, f"{tracked.id}-{number}", config)
 
-    def _init(self, name: str, id: str, config: dict[str, Any], job: str = "train") -> Any:
+    def _init(self, name: str, id: str, config: Mapping[str, object], job: str = "train") -> Any:
         return wandb.init(
             mode="offline",
             dir=str(self.folder),
@@ -41,7 +41,7 @@ class WandB:
             job_type=job,
             name=name,
             id=id,
-            config=config,
+            config=dict(config),
             reinit="create_new",  # runs side by side
             settings=wandb.Settings(silent=True, console="off"),
         )

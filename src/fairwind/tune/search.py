@@ -14,7 +14,7 @@ from fairwind.algorithms.ranges import ranges
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, needs_extra, positive
-from fairwind.runs.cost import round_cost
+from fairwind.runs.cost import Cost, round_cost
 from fairwind.runs.files import read_json, write_json
 from fairwind.runs.recipe import Recipe
 from fairwind.runs.spec import parameters, with_parameters
@@ -242,13 +242,14 @@ def _raced(
             left = set(running[: max(1, math.ceil(len(running) * KEPT_SHARE))])
             stacks = [narrowed for stack in stacks if (narrowed := _narrowed(asked, stack, left)) is not None]
             _save(folder, place + 1, stacks, results)
-    cost: dict[str, float] = {"rounds": 0.0}
-    model = stacks[0].simulation
+    cost = dict.fromkeys(("rounds", *Cost._fields), 0.0)
+    simulation = stacks[0].simulation
+    train, size = simulation.federation.train, simulation.x.shape[1]
     for trial in results.values():
-        one = round_cost(
-            algorithms.build(trial.spec), model.federation.train, model.settings, model.x.shape[1]
-        ).times(trial.rounds)
-        cost = {name: cost.get(name, 0.0) + value for name, value in {"rounds": trial.rounds, **one}.items()}
+        one = round_cost(algorithms.build(trial.spec), train, simulation.settings, size)
+        cost["rounds"] += trial.rounds
+        for name, value in one._asdict().items():
+            cost[name] += trial.rounds * value
     return [results[setting] for setting in settings], cost
 
 

@@ -13,8 +13,9 @@ from fairwind.paper.theory.bias import unequal_curvature, unequal_smoothness
 from fairwind.paper.theory.extremes import best_case, worst_case
 from fairwind.paper.theory.fairness import fair_direction, minimax_limit
 from fairwind.paper.theory.guarantee import bound_of_theorem2
-from fairwind.paper.theory.problems import Check, Row, Scale, Verdict
+from fairwind.paper.theory.problems import Check, Row, Scale
 from fairwind.paper.theory.shrinking import shrinking_gradients
+from fairwind.runs.schema import Verdict
 
 CHECKS = (
     equal_budgets,

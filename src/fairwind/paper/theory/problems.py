@@ -6,7 +6,7 @@ problem of one loss (K = 1) takes any number of points.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,21 +15,11 @@ from torch import Tensor
 from fairwind.aggregation import advance, contribute
 from fairwind.contract import Algorithm, Report
 from fairwind.metrics import Floats
+from fairwind.runs.schema import TheoryCheck, TheoryRow, TheoryScale, Verdict
 
-Scale = Literal["smoke", "reduced", "full"]
-Verdict = Literal["holds", "holds in part", "does not hold", "premise impossible"]
-Row = dict[str, Any]
-
-
-class Check(TypedDict):
-    """One claim of the paper beside what was measured; everything in it can be written as JSON."""
-
-    name: str
-    claim: str
-    setting: dict[str, Any]
-    rows: list[Row]
-    verdict: Verdict
-    explanation: str
+Check = TheoryCheck
+Row = TheoryRow
+Scale = TheoryScale
 
 
 def judge(held: int, of: int) -> Verdict:
