@@ -1,16 +1,12 @@
 """The Adult example reads the census's files as they are published, and says what is wrong with others."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from examples.adult import federation, task
 
 import fairwind as fw
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from examples.adult import federation, task
 
 ROW = "39, {work}, 77516, {degree}, 13, Never-married, Sales, Wife, White, Male, {gain}, 0, 40, Cuba, {pay}"
 

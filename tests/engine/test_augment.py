@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_local_work import batches_by_hand, put
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
 import fairwind as fw
+from batches import batches_by_hand, put
 from conftest import CLASSES, DEVICE, FEATURES, make_federation
 from exchanged import Exchange, simulated
 from fairwind import Federation, InputError, Settings, Solver, algorithms

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cache import DAMAGES
 
 from answers import answering, run, training
+from damages import LIBRARY_DAMAGES
 from fairwind.engine.backends.compiling import compiler_found
 from forked import Ended, Moment, killed, operations
 
@@ -64,7 +64,7 @@ def test_training_gives_the_same_bits_whatever_became_of_its_code(tmp_path: Path
     xdg, failures = tmp_path / "cache", []
     fresh = run(training, tmp_path, xdg)
     (entry,) = files(xdg)
-    for what, damage in {**DAMAGES, **flips(40)}.items():
+    for what, damage in {**LIBRARY_DAMAGES, **flips(40)}.items():
         damage(entry)
         if run(training, tmp_path, xdg) != fresh or files(xdg) != [entry]:
             failures.append(what)
@@ -147,7 +147,7 @@ ENOUGH = "truncated", "garbage", "with another digest", "a folder"  # a build ta
 def cases() -> Iterator[tuple[int, str, Callable[[Path], object]]]:
     for i in range(4):
         for what in ENOUGH:
-            yield i, what, DAMAGES[what]
+            yield i, what, LIBRARY_DAMAGES[what]
 
 
 def test_steps_of_pytorchs_compiler_are_mended(processes: Processes) -> None:

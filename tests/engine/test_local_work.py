@@ -6,15 +6,15 @@ from math import ceil
 import pytest
 import torch
 import tyro
-from test_plan import FEDERATION, client_batches
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
+from batches import FEDERATION, batches_by_hand, client_batches, put
 from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
 from exchanged import Exchange, simulated, task_of
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.cli.compare import Compare
-from fairwind.data.counter import EPOCHS, ORDER, fold, mix
+from fairwind.data.counter import EPOCHS, fold, mix
 from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.schedule import Planner
 from fairwind.engine.simulation import Simulation
@@ -42,17 +42,6 @@ def steps_by_hand(work: dict, batches: int, drawn: int) -> int:
     return amount if kind == "steps" else max(1, ceil(amount * batches))
 
 
-def batches_by_hand(size: int, steps: int, seed: int, round: int, client: int) -> list[list[int]]:
-    """The first batches of four of an endless row of epochs, each sorted by the hashes of its samples."""
-    found, epoch = [], 0
-    while len(found) < steps:
-        key = mix(mix(fold(ORDER, seed, round), client), epoch)
-        order = sorted(range(size), key=lambda place: mix(key, place))
-        found += [order[at : at + 4] for at in range(0, size, 4)]
-        epoch += 1
-    return found[:steps]
-
-
 def round_by_hand(model: nn.Module, data: Federation, work: dict, round: int, *, nova: bool) -> None:
     """A round of FedAvg or FedNova under seed 0, in place."""
     x = [p.detach().clone() for p in model.parameters()]
@@ -74,12 +63,6 @@ def round_by_hand(model: nn.Module, data: Federation, work: dict, round: int, *,
         share = [effective * p / t for p, t in zip(share, taken, strict=True)]
     changes = [sum(p * d for p, d in zip(share, each, strict=True)) for each in zip(*updates, strict=True)]
     put(model, [a - change for a, change in zip(x, changes, strict=True)])
-
-
-@torch.no_grad()
-def put(model: nn.Module, values: list[Tensor]) -> None:
-    for p, value in zip(model.parameters(), values, strict=True):
-        p.copy_(value)
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])

@@ -3,28 +3,10 @@
 import pytest
 import torch
 
-from conftest import make_federation
+from batches import FEDERATION, client_batches
 from fairwind import InputError, Settings, Solver
 from fairwind.data.counter import fold, mix, scramble
-from fairwind.engine.schedule import Planner, places
-
-FEDERATION = make_federation([1, 2, 3, 17, 45, 8, 1, 26])
-
-
-def client_batches(planner: Planner, seeds: list[int], round: int, i: int) -> list[list[int]]:
-    """The batches of a plan's i-th client, without padding."""
-    plan = planner.plan(seeds, round)
-    start = int(planner.federation.start[plan.client[i]])
-    mine = range(start, start + int(plan.size[i]))
-    steps = torch.arange(int(plan.steps[i]))
-    selection = planner.training(plan, torch.tensor([i]))
-    order = selection.order(plan.order_key, plan.dropout_key)
-    at, padding = places(selection, torch.zeros_like(steps), steps, planner.solver.batch_size)
-    padded = order.samples[at] ^ padding
-    assert all(
-        (s if s >= 0 else ~s) in mine for row in padded.tolist() for s in row
-    )  # padding is its own too
-    return [[s for s in row if s >= 0] for row in padded.tolist()]
+from fairwind.engine.schedule import Planner
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

@@ -1,7 +1,6 @@
 """Clients and a server that exchange messages train as the simulator does."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from caps import CappedServer
 from conftest import make_federation, make_model
 from exchanged import Exchange, simulated, task_of
 from fairwind import Algorithm, Federation, InputError, Settings, Solver, Task, algorithms
@@ -16,10 +16,6 @@ from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.exchange import UNBOUNDED, Aggregator, Bounds, LocalClient, report_update
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from caps import CappedServer
 
 SUMMED = ["fedavg", "adafedadam:alpha=2,warmup=0", "qfedavg", "fednova", "fedadam", "fedprox:mu=0.1"]
 

@@ -4,7 +4,6 @@ import itertools
 import math
 import random
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from benchmarks.privacy import private
 
 from exchanged import Exchange, task_of
 from fairwind import Federation, InputError, Settings, algorithms
@@ -27,6 +22,7 @@ from fairwind.exchange import Aggregator, Bounds, Privacy, Reply
 from fairwind.exchange.accounting import Accountant
 from fairwind.exchange.capping import Term
 from fairwind.exchange.privacy import PrivateSum, gaussian
+from privacy import private
 
 LAYOUT = Layout((("w",),), (torch.Size([8]),), ((1,),), torch.float32)
 OPTIONS: dict[str, Any] = {"clip": 0.5, "weight": 50.0, "noise": 1.0, "delta": 1e-3, "further": 3.0}

@@ -9,16 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from benchmarks import kept_momentum
-from benchmarks.kept_momentum import REPORTED, STARTS, KeptMomentum
-
+import kept_momentum
 from conftest import CLASSES, FEATURES, make_federation
 from fairwind import Federation, Settings, Solver, Task, algorithms, setups
 from fairwind.engine.checks import build
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
+from kept_momentum import REPORTED, STARTS, KeptMomentum
 
 SEEDS = 0, 1
 ROUNDS = 3
@@ -110,7 +107,7 @@ def test_kept_momentum_is_that_of_pytorchs_optimizers_kept_by_clients(
     own = KeptMomentum(task, solver, [(fedavg, start) for start in STARTS], [0])
     orders = []
     for _ in range(ROUNDS):
-        orders.append(own._shuffled()[0].split(own.train.tolist()))
+        orders.append(own.shuffled()[0].split(own.train.tolist()))
         own.step()
     zero, kept = own.x[0].unbind(1)
     torch.testing.assert_close(kept, fedavg_of_kept_optimizers(task, solver, orders), rtol=1e-9, atol=1e-10)
@@ -122,13 +119,13 @@ def test_every_client_goes_through_its_own_training_samples_in_another_order_eac
 ) -> None:
     runs = [(algorithms.build("fedavg"), "zero")]
     own = KeptMomentum(Task(linear, ragged), MOMENTUM["nesterov"], runs, SEEDS)
-    first = own._shuffled()
+    first = own.shuffled()
     own.step()
-    for order in (*first, *own._shuffled()):
+    for order in (*first, *own.shuffled()):
         for samples, begin, size in zip(order.split(own.train.tolist()), own.start, own.train, strict=True):
             assert samples.sort().values.tolist() == list(range(begin, begin + size))
     assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first, own._shuffled())
+    assert not torch.equal(first, own.shuffled())
 
 
 def test_the_benchmark_records_a_row_for_each_algorithm_solver_and_start(
