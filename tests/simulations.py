@@ -1,16 +1,20 @@
 """Simulations that several tests make, and how two are compared."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, make_model
-from fairwind import Federation, Settings, Solver, algorithms
+from fairwind import Federation, Settings, Solver
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.ranks import join
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.stacked.steps import Rows, Step
+from own_algorithms import built
 
 SOLVERS = {
     "sgd": Solver(lr=0.1, batch_size=10),
@@ -22,14 +26,19 @@ SOLVERS = {
 }
 
 
-def simulation(federation: Federation, names: list[str], seeds: list[int], **options: object) -> Simulation:
+def simulation(federation: Federation, names: Sequence[str], seeds: list[int], **options: Any) -> Simulation:
     """Stacked and uncompiled, unless told otherwise; already at its start."""
-    built = {name: algorithms.build(name) for name in names}
-    runs = [Run(name, algorithm, seed) for name, algorithm in built.items() for seed in seeds]
+    runs = [Run(name, algorithm, seed) for name in names for algorithm in [built(name)] for seed in seeds]
     model = options.pop("model", make_model)
     loss = options.pop("loss", cross_entropy)
-    own = {"rounds": 6, "eval_every": 2, "compile": "off", "engine": "stacked", "device": DEVICE}
-    own["workers"] = 1
+    own: dict[str, Any] = {
+        "rounds": 6,
+        "eval_every": 2,
+        "compile": "off",
+        "engine": "stacked",
+        "device": DEVICE,
+        "workers": 1,
+    }
     made = Simulation(model, federation, runs, Settings(**own | options), loss=loss, ranks=join())
     made.start()
     return made

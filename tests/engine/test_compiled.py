@@ -1,8 +1,5 @@
 """Compiled steps are the steps, for any number of rows."""
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,27 +9,7 @@ from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from simulations import SOLVERS, assert_together, dropout_model, simulation
-
-
-@pytest.mark.skipif(not compiler_found(torch.device(DEVICE)), reason="needs a compiler")
-@pytest.mark.parametrize(
-    ("solver", "model"),
-    [
-        ("sgd", lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.Tanh()).double()),
-        pytest.param("nesterov", dropout_model, marks=pytest.mark.slow),
-    ],
-)
-def test_compiled_is_eager(ragged: Federation, solver: str, model: Callable[[], nn.Module]) -> None:
-    names = list(algorithms.PAPER) if solver == "sgd" else ["fedavg", "fednova"]  # to compile takes long
-    eager = simulation(ragged, names, [0, 1], solver=SOLVERS[solver], model=model)
-    compiled = Simulation(model, ragged, eager.runs, replace(eager.settings, compile="on", workers=2))
-    assert_together(eager, compiled, rounds=3)
-    assert all(w["training"].compiled for w in compiled.executor.workers.states) == (DEVICE == "cpu")
-    # Chunks of one and of two rows, as compiled code likes least.
-    compiled.executor.cutter.budget = 1
-    compiled.executor.kept.clear()
-    assert_together(eager, compiled, rounds=1)
+from simulations import simulation
 
 
 def test_a_step_that_cannot_be_compiled_for_all_row_counts_runs_uncompiled(ragged: Federation) -> None:

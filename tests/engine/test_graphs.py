@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 
 from conftest import DEVICE
 from fairwind import Federation, algorithms
 from fairwind.contract import CohortAlgorithm, GramAlgorithm
-from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.simulation import Simulation
 from replay import Replayer
 from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation
@@ -18,23 +16,6 @@ SEEING = CohortAlgorithm | GramAlgorithm  # whose servers decide on the host
 @pytest.fixture(autouse=True)
 def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairwind.data.counter.BY_NUMPY", ())
-
-
-WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64))
-
-
-@pytest.mark.parametrize("loss", [cross_entropy, WEIGHTED], ids=["plain", "weighted"])
-@pytest.mark.parametrize("solver", ["sgd", "momentum", "nesterov", "decay", "steps"])
-def test_a_recorded_round_is_the_round(ragged: Federation, solver: str, loss: object) -> None:
-    """What a GPU replays: a round whose order of samples, models and states are new, on the same memory."""
-    options = {"loss": loss, "solver": SOLVERS[solver], "probe_samples": 6 if solver == "momentum" else None}
-    names = [name for name, build in algorithms.REGISTRY.items() if not isinstance(build(), SEEING)]
-    plain, recorded, replayer = recorded_pair(ragged, names, **options)
-    for s in (plain, recorded):
-        s.executor.cutter.budget = 20_000
-    assert_together(plain, recorded, rounds=5, tolerance=0)
-    assert replayer.replays == 3
-    assert len(recorded.executor.kept["training"]) > 1
 
 
 def recorded_pair(
@@ -73,14 +54,6 @@ def test_a_round_that_ran_short_of_memory_is_not_the_one_recorded(
     assert_together(plain, recorded, rounds=6, tolerance=1e-12)
     assert failures
     assert replayer.replays >= 2
-
-
-def test_a_round_too_long_to_record_is_taken_step_by_step(ragged: Federation, monkeypatch) -> None:
-    monkeypatch.setattr("fairwind.engine.stacked.executor.LONG", 3)
-    plain, recorded, replayer = recorded_pair(ragged, ["adafedadam"])
-    assert_together(plain, recorded, rounds=5, tolerance=0)
-    assert replayer.replays == 0
-    assert recorded.executor.step_graphs.replays > 0
 
 
 @pytest.mark.parametrize("counts", [3, 128])
