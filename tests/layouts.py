@@ -7,6 +7,7 @@ import pickle
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +57,7 @@ def femnist_parquet(folder: Path, rows: list | None = None) -> Path:
     return folder.parent
 
 
-def leaf(file: Path, data: dict[str, tuple[list, list]], counts: list[int] | None = None) -> Path:
+def leaf(file: Path, data: dict[str, tuple[list[Any], list]], counts: list[int] | None = None) -> Path:
     """One of LEAF's JSON files."""
     file.parent.mkdir(parents=True, exist_ok=True)
     content = {
@@ -70,7 +71,7 @@ def leaf(file: Path, data: dict[str, tuple[list, list]], counts: list[int] | Non
 
 def femnist_leaf(folder: Path, rows: list | None = None) -> Path:
     """LEAF's all_data for FEMNIST: pixels as numbers up to 1."""
-    data: dict[str, tuple[list, list]] = {}
+    data: dict[str, tuple[list[Any], list]] = {}
     for writer, x, y in characters(WRITERS) if rows is None else rows:
         inputs, labels = data.setdefault(writer, ([], []))
         inputs.append((x.reshape(-1) / 255).tolist())

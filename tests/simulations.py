@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from conftest import CLASSES, DEVICE, FEATURES, make_model
 from fairwind import Federation, Settings, Solver
 from fairwind.engine.executor import Run
+from fairwind.engine.loop.executor import Loop
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.ranks import join
 from fairwind.engine.simulation import Simulation
+from fairwind.engine.stacked.executor import Stacked
+from fairwind.engine.stacked.model import StackedModel
 from fairwind.engine.stacked.steps import Rows, Step
 from own_algorithms import built
 
@@ -57,7 +60,7 @@ def assert_together(a: Simulation, b: Simulation, rounds: int = 5, tolerance: fl
 def scarce(step: Step, fits: int, failures: list[int]) -> Step:
     """A step for which memory lasts for so many rows."""
 
-    def limited(rows: Rows, *rest: object) -> object:
+    def limited(rows: Rows, *rest: Any) -> Any:
         if len(rows.loss) > fits:
             failures.append(len(rows.loss))
             raise torch.OutOfMemoryError("CUDA out of memory, so to say")
@@ -89,4 +92,23 @@ class Spoilt(nn.Module):
         self.linear = nn.Linear(FEATURES, CLASSES).double()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) * torch.where(x[:, :1] > 100, torch.nan, 1.0)
+        out: Tensor = self.linear(x) * torch.where(x[:, :1] > 100, torch.nan, 1.0)
+        return out
+
+
+def stacked_of(made: Simulation) -> Stacked:
+    """The stacked executor of a simulation that has one."""
+    assert isinstance(made.executor, Stacked)
+    return made.executor
+
+
+def loop_of(made: Simulation) -> Loop:
+    """Likewise the loop."""
+    assert isinstance(made.executor, Loop)
+    return made.executor
+
+
+def stacked_model(made: Simulation) -> StackedModel:
+    """The model that the stacked executor trains."""
+    assert made.choice.stacked is not None
+    return made.choice.stacked

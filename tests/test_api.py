@@ -72,7 +72,7 @@ def test_a_setting_by_another_name_is_told_where_it_belongs(function: Any, given
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("own_*.py")), ids=lambda path: path.stem)
-def test_examples_run(example: Path, capsys) -> None:
+def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = runpy.run_path(str(example), run_name="__main__")
     assert found["result"].metrics["avg"] > 80
     assert "Uppsala" in capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_a_module_starts_from_its_own_weights_and_a_function_from_the_seeds() ->
     federation = make_federation([12, 30])
     module = make_model()
     before = {k: v.clone() for k, v in module.state_dict().items()}
-    options = {"rounds": 1, "solver": fw.Solver(lr=1e-9)}
+    options: dict[str, Any] = {"rounds": 1, "solver": fw.Solver(lr=1e-9)}
     own, drawn = fw.Task(module, federation), fw.Task(make_model, federation)
     a, b = (fw.simulate(own, "fedavg", seed=s, **options) for s in (0, 1))
     for name, value in before.items():
@@ -140,7 +140,8 @@ def test_tied_weights_are_trained_and_returned_as_one() -> None:
             self.back.weight = self.into.weight
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.out(torch.tanh(self.into(x)) + self.back(x))
+            out: Tensor = self.out(torch.tanh(self.into(x)) + self.back(x))
+            return out
 
     federation = make_federation([12, 30], dtype=torch.float32)
     model = Tied()
@@ -164,7 +165,7 @@ def test_seeds_must_agree_on_what_is_not_trained() -> None:
         fw.compare(fw.Task(model, federation), named, seeds=[0, 1], rounds=1)
 
 
-def refuse(model: nn.Module, message: str, **settings: object) -> None:
+def refuse(model: nn.Module, message: str, **settings: Any) -> None:
     federation = make_federation([12, 30], dtype=torch.float32)
     with pytest.raises(fw.InputError, match=message) as caught:
         fw.simulate(fw.Task(model, federation), fw.algorithms.fedavg(), **{"rounds": 1, **settings})
@@ -230,7 +231,7 @@ def test_models_that_cannot_train_are_refused() -> None:
         ({"seed": -1}, "seed=-1"),
     ],
 )
-def test_bad_settings_are_refused_by_name(settings: dict[str, object], message: str) -> None:
+def test_bad_settings_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
     refuse(nn.Linear(FEATURES, CLASSES), message, **settings)
 
 
@@ -252,7 +253,7 @@ def test_bad_solvers_are_refused_by_name(solver: dict[str, float], message: str)
         fw.Solver(**solver)
 
 
-def test_many_clients_need_no_more_memory_than_a_chunk(monkeypatch) -> None:
+def test_many_clients_need_no_more_memory_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows that train at once are bounded by the budget, however many clients there are."""
     from fairwind.engine.executor import Run
     from fairwind.engine.simulation import Simulation

@@ -24,7 +24,7 @@ from fairwind.runs.directory import RunDirectory
 from fairwind.runs.spec import arguments, parameters, with_parameters
 
 
-def make_task(**given: object) -> fw.Task:
+def make_task(**given: Any) -> fw.Task:
     return fw.Task(make_model, make_federation([12, 30, 21]), **{"rounds": 2, **given})
 
 
@@ -136,7 +136,7 @@ def test_numbers_of_other_libraries_in_a_federation() -> None:
 
 def test_numbers_of_other_libraries_in_a_real_federation() -> None:
     assert Bounds(share=np.float32(0.5)) == Bounds(share=0.5)
-    given = {
+    given: dict[str, Any] = {
         name: np.array(value) for name, value in {"clip": 1, "weight": 2, "noise": 0.5, "delta": 1e-5}.items()
     }
     assert json.dumps(Privacy(**given).noise) == "0.5"

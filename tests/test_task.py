@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def assert_same_bits(one: Path, other: Path) -> None:
 @pytest.mark.slow
 def test_a_users_file_is_compared_killed_resumed_and_reported(own: Path, tmp_path: Path) -> None:
     algorithms = ["fedavg", "adafedadam", f"{own}:half"]
-    options = [
+    options: dict[str, Any] = [
         "--algorithms",
         *algorithms,
         "--seeds",
@@ -184,15 +185,15 @@ class StopHereError(Exception):
 def test_from_python_a_stopped_comparison_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     task = fw.Task(make_model, make_federation([12, 30, 7]), rounds=12, name="three")
 
-    def compare(out: str, **given: object) -> fw.Comparison:
+    def compare(out: str, **given: Any) -> fw.Comparison:
         own = {"fair": fw.algorithms.adafedadam(alpha=2), "fedavg": "fedavg"}
-        options = {"seeds": [0, 1], "eval_every": 2, "checkpoint_every": 0, "progress": False}
+        options: dict[str, Any] = {"seeds": [0, 1], "eval_every": 2, "checkpoint_every": 0, "progress": False}
         return fw.compare(task, own, out=tmp_path / out, **options | given)
 
     whole = compare("whole")
     heard: list[int] = []
 
-    def stop(lines: list[dict]) -> None:
+    def stop(lines: list[dict[str, Any]]) -> None:
         heard.append(lines[0]["round"])
         assert [line["algorithm"] for line in lines] == ["fair", "fair", "fedavg", "fedavg"]
         if lines[0]["round"] == 6:
@@ -317,7 +318,10 @@ def test_a_text_task_with_a_mask() -> None:
 
         def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             weight = mask.to(self.words.weight.dtype)
-            return self.out((self.words(ids) * weight[..., None]).sum(1) / weight.sum(1, keepdim=True))
+            out: torch.Tensor = self.out(
+                (self.words(ids) * weight[..., None]).sum(1) / weight.sum(1, keepdim=True)
+            )
+            return out
 
     draw = torch.Generator().manual_seed(0)
     clients = []

@@ -6,6 +6,7 @@ samples of a client are alike, so that no order of batches matters.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,10 +59,10 @@ def start() -> nn.Module:
 
 
 def trained(
-    built: dict[str, AnyAlgorithm], rounds: int, sizes: list[int] = SIZES, **options: object
+    built: dict[str, AnyAlgorithm], rounds: int, sizes: list[int] = SIZES, **options: Any
 ) -> Simulation:
     solver = options.pop("solver", Solver(lr=LR, batch_size=BATCH))
-    own = {"rounds": rounds, "eval_every": rounds, "compile": "off", "workers": 1} | options
+    own: dict[str, Any] = {"rounds": rounds, "eval_every": rounds, "compile": "off", "workers": 1} | options
     runs = [Run(name, algorithm, 0) for name, algorithm in built.items()]
     made = Simulation(
         start(), quadratics(sizes), runs, Settings(solver=solver, **own), loss=curved, score=curved
@@ -77,7 +78,8 @@ class Papers:
         self.rho = rho  # momentum of the clients' SGD
 
     def gradient(self, k: int, y: Vector) -> Vector:
-        return CURVES[k] * (y - CENTRES[k])
+        out: Vector = CURVES[k] * (y - CENTRES[k])
+        return out
 
     def descend(self, k: int, x: Vector, direction: Callable[[Vector], Vector]) -> Vector:
         """The model of a client after its local steps from x."""
@@ -251,7 +253,7 @@ def test_the_contract(name: str) -> None:
 # Reductions
 
 
-def same_path(one: AnyAlgorithm, other: AnyAlgorithm, sizes: list[int] = SIZES, **options: object) -> bool:
+def same_path(one: AnyAlgorithm, other: AnyAlgorithm, sizes: list[int] = SIZES, **options: Any) -> bool:
     ours, theirs = path(trained({"one": one, "other": other}, 5, sizes, **options), 5).transpose(1, 0, 2)
     return np.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
 
@@ -374,7 +376,7 @@ def test_the_server_knows_the_mean_of_all_memories(engine: str, name: str) -> No
 
 @pytest.mark.parametrize("options", [{}, {"participation": 0.5}], ids=["all", "half"])
 @pytest.mark.parametrize("solver", ["momentum", "adam"])
-def test_both_executors_agree(ragged: Federation, solver: str, options: dict[str, object]) -> None:
+def test_both_executors_agree(ragged: Federation, solver: str, options: dict[str, Any]) -> None:
     """Adam, too, takes a modified direction as it takes a gradient."""
     names = NAMES if solver == "momentum" else [name for name in NAMES if name not in BY_STEPS]
     taken = Solver(lr=0.01, batch_size=10, optimizer="adam") if solver == "adam" else SOLVERS[solver]

@@ -1,5 +1,7 @@
 """What must hold for every algorithm, whatever it computes; `check_algorithm` asks the rest."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ of_all = pytest.mark.parametrize("name", REGISTRY)
 of_sums = pytest.mark.parametrize("name", SUMS)
 
 
-def assert_same(a: tuple, b: tuple, tolerance: float = 1e-12) -> None:
+def assert_same(a: tuple[Any, ...], b: tuple[Any, ...], tolerance: float = 1e-12) -> None:
     for one, other in zip(a, b, strict=True):
         if isinstance(one, tuple):
             assert_same(one, other, tolerance)

@@ -101,7 +101,8 @@ def assert_same_path(a: list[Floats], b: list[Floats], tolerance: float = 1e-10)
 def test_term(t: float) -> None:
     def weigh(_: int, told: Told) -> Floats:
         tilted = told["size"] * np.exp(t * (told["loss"] - told["loss"].max()))
-        return tilted / tilted.sum()
+        out: Floats = tilted / tilted.sum()
+        return out
 
     assert_same_path(ours(algorithms.term(t=t)), theirs(weigh))
 
@@ -111,7 +112,8 @@ def test_fedeba(sized: bool) -> None:
     def weigh(_: int, told: Told) -> Floats:
         prior = told["size"] if sized else np.ones(len(told["size"]))
         tilted = prior * np.exp((told["loss"] - told["loss"].max()) / 0.3)
-        return 0.7 * tilted / tilted.sum()
+        out: Floats = 0.7 * tilted / tilted.sum()
+        return out
 
     assert_same_path(ours(algorithms.fedeba(tau=0.3, sized=sized, lr=0.7)), theirs(weigh))
 
@@ -122,7 +124,8 @@ def nearest(v: Floats) -> Floats:
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if np.clip(v - middle, 0, None).sum() > 1 else (low, middle)
-    return np.clip(v - low, 0, None)
+    out: Floats = np.clip(v - low, 0, None)
+    return out
 
 
 def test_afl() -> None:
@@ -134,7 +137,8 @@ def test_afl() -> None:
         losses = np.full(K, told["loss"].mean())
         losses[told["here"]] = told["loss"]
         memory["mixture"] = nearest(memory["mixture"] + 0.2 * losses)
-        return 0.9 * used / used.sum()
+        out: Floats = 0.9 * used / used.sum()
+        return out
 
     algorithm = algorithms.afl(lr_lambda=0.2, lr=0.9)
     path = ours(algorithm)
@@ -175,7 +179,8 @@ def fair_average(delta: Floats, loss: Floats, alpha: float) -> Floats:
     against = delta[delta @ g < 0].sum(0)
     if g @ against < 0:
         g = g - (g @ against) / (against @ against) * against
-    return g * np.linalg.norm(delta.mean(0)) / np.linalg.norm(g)
+    out: Floats = g * np.linalg.norm(delta.mean(0)) / np.linalg.norm(g)
+    return out
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5])
@@ -214,7 +219,8 @@ def test_gifair() -> None:
         n = len(p)
         ranks = np.zeros(n)
         ranks[np.argsort(told["loss"])] = np.linspace(-(n - 1), n - 1, n)
-        return p + 0.6 * (p / (n - 1)).min() * ranks
+        out: Floats = p + 0.6 * (p / (n - 1)).min() * ranks
+        return out
 
     assert_same_path(ours(algorithms.gifair(lam=0.6)), theirs(weigh))
 
@@ -246,7 +252,8 @@ def test_aaggff_silo(cdf: Any) -> None:
         q = alpha * np.eye(K) + beta * sum(np.outer(g, g) for g, _ in past)
         c = sum(g - beta * g * (g @ p) for g, p in past)
         memory["p"] = least_quadratic(q, c, np.zeros(K), np.full(K, np.inf))
-        return memory["p"][told["here"]] / memory["p"][told["here"]].sum()
+        out: Floats = memory["p"][told["here"]] / memory["p"][told["here"]].sum()
+        return out
 
     assert_same_path(ours(algorithms.aaggff(cdf=cdf)), theirs(weigh), 1e-9)
 
@@ -266,7 +273,8 @@ def test_aaggff_device(cdf: Any) -> None:
         memory["sum"] = memory["sum"] - robust / (1 + mean) + common
         logits = -memory["sum"] * math.sqrt(math.log(K)) / ((2 + share) * math.sqrt(t + 2))
         memory["p"] = np.exp(logits) / np.exp(logits).sum()
-        return memory["p"][told["here"]] / memory["p"][told["here"]].sum()
+        out: Floats = memory["p"][told["here"]] / memory["p"][told["here"]].sum()
+        return out
 
     assert_same_path(ours(algorithms.aaggff(form="device", cdf=cdf)), theirs(weigh))
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def start(*words: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENV)
 
 
-def numbers(directory: Path) -> dict:
+def numbers(directory: Path) -> dict[str, Any]:
     """All that a comparison found, without when and how fast."""
     results = json.loads((directory / "results.json").read_text())
     files = [load_file(directory / f"{name}.safetensors") for name in ("clients", "models")]

@@ -1,4 +1,5 @@
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_the_split_keeps_pairs_together_and_follows_the_seed() -> None:
         ([client(3), client(3, features=4)], "client '1': inputs are float32 of shape \\(4,\\)"),
     ],
 )
-def test_bad_data_is_refused_by_client(clients: list, message: str) -> None:
+def test_bad_data_is_refused_by_client(clients: list[Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Federation.from_clients(clients)
 
@@ -107,6 +108,6 @@ def test_synthetic_is_the_same_on_every_machine() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"clients": 0}, {"classes": 1}, {"sizes": "other"}, {"seed": -1}])
-def test_parameters_out_of_range_are_refused(bad: dict) -> None:
+def test_parameters_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(bad))):
         synthetic(**bad)

@@ -178,7 +178,7 @@ def test_a_dict_gets_an_attention_mask_as_tokenizers_give_it() -> None:
     assert mask.dtype == torch.int64
     assert torch.equal(mask, (federation.inputs["input_ids"] != 0).long())
 
-    def tokenized(rows: list) -> dict:
+    def tokenized(rows: list[Any]) -> dict[str, Any]:
         return {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
 
     for pad in ("mask", {"input_ids": 0}):
@@ -214,7 +214,8 @@ class Masked(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         states = self.layers(self.embedding(input_ids))[0] * attention_mask[..., None]
-        return self.head(states.sum(1) / attention_mask.sum(1, keepdim=True))
+        out: Tensor = self.head(states.sum(1) / attention_mask.sum(1, keepdim=True))
+        return out
 
 
 def test_a_model_trains_on_masked_sequences() -> None:
@@ -309,7 +310,7 @@ def changed(column: str, row: int, value: Any) -> pd.DataFrame:
     ],
 )
 def test_a_frame_that_cannot_be_used_is_refused_by_column_and_client(
-    frame: Any, options: dict, message: str
+    frame: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError) as caught:
         Federation.from_frame(frame, **{"client": "hospital", "target": "label", "split": "part", **options})
@@ -365,7 +366,7 @@ def test_a_dataset_may_hold_its_split_or_come_in_two() -> None:
 
 @pytest.mark.parametrize("split", [None, "part"])
 def test_sequences_of_a_dataset_are_padded(split: str | None) -> None:
-    options = {"client": "writer", "targets": "number", "split": split}
+    options: dict[str, Any] = {"client": "writer", "targets": "number", "split": split}
     federation = Federation.from_dataset(written(), inputs=["ids"], pad="mask", **options)
     for i, ids, mask in zip(
         federation.targets.tolist(), *(v.tolist() for v in federation.inputs.values()), strict=True
@@ -394,7 +395,9 @@ def test_sequences_of_a_dataset_are_padded(split: str | None) -> None:
         (written().to_pandas(), {}, "DataFrame cannot be dealt to clients: give a datasets.Dataset"),
     ],
 )
-def test_a_dataset_that_cannot_be_used_is_refused(dataset: Any, options: dict, message: str) -> None:
+def test_a_dataset_that_cannot_be_used_is_refused(
+    dataset: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         Federation.from_dataset(dataset, **{"client": "writer", "inputs": "number", **options})
     assert message in str(caught.value)
@@ -503,7 +506,7 @@ def test_what_newcomers_give_is_refused_in_a_line(clients: Any, message: str) ->
         ),
     ],
 )
-def test_what_cannot_be_padded_is_refused(inputs: list, pad: Any, message: str) -> None:
+def test_what_cannot_be_padded_is_refused(inputs: list[Any], pad: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         Federation.from_clients([(x, [0, 1]) for x in inputs], pad=pad)
     assert message in str(caught.value)

@@ -280,7 +280,7 @@ def test_groups_of_one_client_are_the_clients_and_one_group_is_the_average(clien
 
 def task(groups: Any = None, *, mae: bool = False, clients: int = 6) -> fw.Task:
     draw = torch.Generator().manual_seed(0)
-    given = []
+    given: dict[str, Any] = []
     for k in range(clients):
         x = torch.randn(10 + 5 * k, 4, generator=draw) + 0.2 * k
         given.append((x, x.sum(1, keepdim=True) if mae else (x[:, 0] > k % 2).long()))

@@ -1,6 +1,7 @@
 """A user's own data: a Hugging Face dataset and a partitioner, or a folder of per-client files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_any_partitioner_of_flwr_datasets_serves(partitioner: object) -> None:
         ({"inputs": "ragged"}, "column 'ragged' does not hold numbers or images of one shape"),
     ],
 )
-def test_columns_that_cannot_be_used_are_named(columns: dict, message: str) -> None:
+def test_columns_that_cannot_be_used_are_named(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Federation.from_partitioner(cut(IidPartitioner(2)), **columns)
 

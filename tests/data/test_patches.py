@@ -18,7 +18,8 @@ def pictures(n: int, high: int = 256) -> np.ndarray:
 
 def with_even_contrast(patch: np.ndarray) -> np.ndarray:
     values = patch.astype(np.float64).ravel()
-    return (values - values.mean()) / np.sqrt(values.var() + 10)
+    out: np.ndarray = (values - values.mean()) / np.sqrt(values.var() + 10)
+    return out
 
 
 def features_by_numpy(pictures: np.ndarray, seed: int) -> np.ndarray:
@@ -43,7 +44,8 @@ def features_by_numpy(pictures: np.ndarray, seed: int) -> np.ndarray:
                 sums[n, 0, :, row // 7, column // 7] += np.maximum(alike - 0.25, 0)
                 sums[n, 1, :, row // 7, column // 7] += np.maximum(-alike - 0.25, 0)
     flat = sums.reshape(len(pictures), -1)
-    return (flat - flat.mean(0)) / flat.std(0, ddof=1)
+    out: np.ndarray = (flat - flat.mean(0)) / flat.std(0, ddof=1)
+    return out
 
 
 @pytest.mark.parametrize("seed", [0, 3])

@@ -550,7 +550,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
     for package in ("pyarrow", "huggingface_hub"):
         (tmp_path / "shadow" / f"{package}.py").write_text(f"raise ImportError('gone', name={package!r})")
     folder = layouts.femnist_parquet(tmp_path / "f")
-    without = {"PYTHONPATH": str(tmp_path / "shadow"), "XDG_CACHE_HOME": str(tmp_path)}
+    without: dict[str, Any] = {"PYTHONPATH": str(tmp_path / "shadow"), "XDG_CACHE_HOME": str(tmp_path)}
     remedy = "install it with pip install 'fairwind[data]'"
     message = refused("data", "femnist", "--data-dir", folder, **without)
     assert f"needs pyarrow: {remedy}" in message
@@ -623,7 +623,11 @@ def test_data_is_downloaded_from_the_hub_where_no_folder_is_given(tmp_path: Path
     repository, revision, make = HOMES[spec]
     root = make(tmp_path / "root")
     with hub(repository, revision, root) as address:
-        at = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        at: dict[str, Any] = {
+            "HF_ENDPOINT": address,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
         done = fairwind("data", spec, "--cache", tmp_path / "cache", **at)
     assert done.returncode == 0, done.stderr
     assert f"downloading {repository}" in done.stderr

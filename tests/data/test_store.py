@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -157,7 +158,7 @@ def test_a_damaged_entry_is_refused_with_the_remedy(tmp_path: Path, folder: Path
 def test_a_failure_while_writing_leaves_nothing(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: object, **__: object) -> None:
+    def stop(*_: object, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(store, "write_json", stop)

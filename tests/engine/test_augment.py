@@ -57,7 +57,7 @@ def network(shape: tuple[int, ...] = (8, 9, 3)) -> nn.Module:
 
 def simulation(federation: Federation, names: list[str], augment: Any, **options: Any) -> Simulation:
     runs = [Run(name, algorithms.build(name), seed) for name in names for seed in (0, 1)]
-    own = {"rounds": 6, "compile": "off", "engine": "stacked", "device": DEVICE, "workers": 1}
+    own: dict[str, Any] = {"rounds": 6, "compile": "off", "engine": "stacked", "device": DEVICE, "workers": 1}
     own["solver"] = Solver(lr=0.1, batch_size=4)
     model = options.pop("model", network)
     made = Simulation(model, federation, runs, Settings(**own | options), augment=augment)
@@ -74,7 +74,7 @@ def test_either_executor_augments_alike(name: str, layout: str, kind: str) -> No
     data = images(shape)
     if kind == "numbers":
         data = replace(data, inputs=data.inputs.double() / 255)
-    options = {"model": lambda: network(shape), "names": ["fedavg", "adafedadam"]}
+    options: dict[str, Any] = {"model": lambda: network(shape), "names": ["fedavg", "adafedadam"]}
     stacked = simulation(data, augment=READY[name], **options)
     loop = simulation(data, augment=READY[name], engine="loop", **options)
     plain = simulation(data, augment=None, **options)
@@ -135,7 +135,11 @@ def test_it_is_a_loop_written_by_hand(engine: str) -> None:
     def linear() -> nn.Module:
         return nn.Linear(FEATURES, CLASSES).double()
 
-    options = {"solver": Solver(lr=0.1, batch_size=4, steps=6), "engine": engine, "model": linear}
+    options: dict[str, Any] = {
+        "solver": Solver(lr=0.1, batch_size=4, steps=6),
+        "engine": engine,
+        "model": linear,
+    }
     made = simulation(data, ["fedavg"], scaled, **options)
     model = linear()
     model.load_state_dict(made.state_dict(0))

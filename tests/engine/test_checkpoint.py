@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def test_the_newest_is_loaded_as_it_was(folder) -> None:
     assert refused == []
 
 
-def test_tensors_that_are_one_or_a_view_are_saved(tmp_path) -> None:
+def test_tensors_that_are_one_or_a_view_are_saved(tmp_path: Path) -> None:
     """At round 0 a server's state may hold one tensor under several names."""
     one, whole = torch.ones(()), torch.arange(6.0).view(2, 3)
     tensors = {"a": one, "b": one, "row": whole[0], "column": whole[:, 1]}
@@ -115,5 +116,5 @@ def test_what_is_newer_than_a_saved_round_or_half_written_is_cleared_away(folder
     assert load_checkpoint(folder, "me")[0].round == 25
 
 
-def test_no_checkpoint_is_no_error(tmp_path) -> None:
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "none", "me") == (None, [])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def test_operations_are_counted() -> None:
 
 @CPU
 def test_uncompiled_chunks_hold_more_the_more_operations_a_step_has(ragged: Federation) -> None:
-    deep = {"names": ["adafedadam"], "seeds": [0], "model": deep_model}
+    deep: dict[str, Any] = {"names": ["adafedadam"], "seeds": [0], "model": deep_model}
     uncompiled = simulation(ragged, **deep, compile="off")
     operations = uncompiled.choice.stacked.operations
     assert operations > 40 * 10  # several for each layer, forward and backward

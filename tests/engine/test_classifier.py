@@ -38,7 +38,7 @@ def federation(
 
 
 def compiled(
-    eager: Simulation, model: Callable[[], nn.Module], data: Federation, **options: object
+    eager: Simulation, model: Callable[[], nn.Module], data: Federation, **options: Any
 ) -> Simulation:
     return Simulation(model, data, eager.runs, replace(eager.settings, compile="on", **options))
 

@@ -86,7 +86,9 @@ def test_a_model_that_insists_on_float32_is_told_of_precision() -> None:
         simulation(federation, ["fedavg"], [0], precision="bf16", model=lambda: Stubborn(FEATURES, CLASSES))
 
 
-def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(ragged: Federation, monkeypatch) -> None:
+def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fairwind.engine.builder.compiler_found", lambda device: False)
     runs = [Run("mean", algorithms.fedavg(), 0)]
     short = Simulation(make_model, ragged, runs, Settings(rounds=2, device=DEVICE))
@@ -107,7 +109,8 @@ def test_bf16_with_dropout_frozen_parameters_and_buffers() -> None:
             self.layers = nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.2), nn.Linear(8, CLASSES))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layers(self.frozen(x) * self.scale)
+            out: Tensor = self.layers(self.frozen(x) * self.scale)
+            return out
 
     federation = make_federation([30, 4, 17], dtype=torch.float32)
     model = Mixed()

@@ -1,5 +1,7 @@
 """Which executor is chosen on a CPU, by counts that are the same every time."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,8 +14,14 @@ from fairwind.engine.simulation import Simulation
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU all that can be stacked is")
 
 
-def chosen(model: nn.Module, federation: Federation, runs: int = 1, **options: object) -> Simulation:
-    own = {"rounds": 1, "compile": "off", "device": "cpu", "workers": 2, "solver": Solver(batch_size=10)}
+def chosen(model: nn.Module, federation: Federation, runs: int = 1, **options: Any) -> Simulation:
+    own: dict[str, Any] = {
+        "rounds": 1,
+        "compile": "off",
+        "device": "cpu",
+        "workers": 2,
+        "solver": Solver(batch_size=10),
+    }
     made = [Run("fedavg", algorithms.fedavg(), seed) for seed in range(runs)]
     return Simulation(model, federation, made, Settings(**own | options))
 

@@ -102,7 +102,10 @@ class Processes:
         env = {**os.environ, "XDG_CACHE_HOME": str(self.xdg), "TMPDIR": str(self.temporary)}
         env.pop("TORCHINDUCTOR_CACHE_DIR", None)
         said = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([sys.executable, str(SCRIPT)], env=env, start_new_session=True, **said)
+        out: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, str(SCRIPT)], env=env, start_new_session=True, **said
+        )
+        return out
 
     def run(self) -> Ended:
         process = self.start()

@@ -1,5 +1,7 @@
 """Gradients left as factors are the gradients, and are left so only where that is true."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ def _small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairwind.engine.stacked.model.LARGE", 1)
 
 
-def on_cpu(federation: Federation, names: tuple[str, ...] = algorithms.PAPER, **options: object):
+def on_cpu(federation: Federation, names: tuple[str, ...] = algorithms.PAPER, **options: Any):
     """A simulation of all algorithms of the paper, and the same as a loop."""
     names = list(names)
     stacked = simulation(federation, names, [0, 1], device="cpu", **options)
@@ -32,12 +34,14 @@ class Net(nn.Module):
         self.a, self.b = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.a(x + self.token)))
+        out: Tensor = self.b(torch.tanh(self.a(x + self.token)))
+        return out
 
 
 class Twice(Net):
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))
+        out: Tensor = self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))
+        return out
 
 
 class TwiceEvaluated(Net):
@@ -52,7 +56,8 @@ class Halves(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.where(x[:, :1] > 0, x, 0)
-        return self.b(torch.tanh(self.a(x)) + 2 * torch.tanh(self.a(x.flip(1))))
+        out: Tensor = self.b(torch.tanh(self.a(x)) + 2 * torch.tanh(self.a(x.flip(1))))
+        return out
 
 
 class Elsewhere(Net):
@@ -67,7 +72,8 @@ class Pieces(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         both = self.a(torch.stack([x, x.tanh()], dim=1).flatten(0, 1)).view(-1, 2, FEATURES)
-        return self.b(both).sum(1)
+        out: Tensor = self.b(both).sum(1)
+        return out
 
 
 class Tied(Net):
@@ -77,7 +83,8 @@ class Tied(Net):
         self.again.weight = self.a.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.again(torch.tanh(self.a(x))))
+        out: Tensor = self.b(self.again(torch.tanh(self.a(x))))
+        return out
 
 
 class Aliased(Net):
@@ -88,12 +95,14 @@ class Aliased(Net):
         self.net = nn.Sequential(self.a, nn.Tanh(), self.b)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
+        out: Tensor = self.net(x)
+        return out
 
 
 class Unused(Net):
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(x)
+        out: Tensor = self.b(x)
+        return out
 
 
 class OnlyEvaluated(Net):
@@ -105,19 +114,22 @@ class OfToken(Net):
     """One layer sees a weight itself."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(x + self.a(self.token.expand(len(x), -1))))
+        out: Tensor = self.b(torch.tanh(x + self.a(self.token.expand(len(x), -1))))
+        return out
 
 
 class OfOneToken(Net):
     """The same, once for all samples."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(x + self.a(self.token[None])))
+        out: Tensor = self.b(torch.tanh(x + self.a(self.token[None])))
+        return out
 
 
 class Named(Net):
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(input=torch.tanh(self.a(x)))
+        out: Tensor = self.b(input=torch.tanh(self.a(x)))
+        return out
 
 
 class Hooked(Net):

@@ -1,5 +1,7 @@
 """Recorded rounds and steps are the rounds and steps."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded_pair(
-    federation: Federation, names: list[str], **options: object
+    federation: Federation, names: list[str], **options: Any
 ) -> tuple[Simulation, Simulation, Replayer]:
     """The same simulation twice, one of which records its rounds."""
     plain = simulation(federation, names, [0, 1], workers=1, **options)
@@ -57,7 +59,9 @@ def test_a_round_that_ran_short_of_memory_is_not_the_one_recorded(
 
 
 @pytest.mark.parametrize("counts", [3, 128])
-def test_recorded_steps_are_the_steps(ragged: Federation, monkeypatch, counts: int) -> None:
+def test_recorded_steps_are_the_steps(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch, counts: int
+) -> None:
     """Whoever takes part, and however long: a step is replayed for its number of rows, or rounded up."""
     monkeypatch.setattr("fairwind.engine.stacked.executor.COUNTS", counts)
     options = {"solver": SOLVERS["uneven"], "participation": 0.7, "model": dropout_model}
@@ -68,7 +72,9 @@ def test_recorded_steps_are_the_steps(ragged: Federation, monkeypatch, counts: i
 
 
 @pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="needs a GPU")
-def test_steps_recorded_once_rounds_are_not_share_their_memory(ragged: Federation, monkeypatch) -> None:
+def test_steps_recorded_once_rounds_are_not_share_their_memory(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def pools() -> set[tuple[int, int]]:
         return {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}
 

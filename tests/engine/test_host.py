@@ -1,5 +1,7 @@
 """Samples that are kept on the host and brought over chunk by chunk: the same bits as on the device."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from simulations import simulation
 SIZES = [3, 40, 17, 8, 25, 60, 11, 5]
 
 
-def both(federation: Federation, **options: object) -> tuple[Simulation, Simulation]:
+def both(federation: Federation, **options: Any) -> tuple[Simulation, Simulation]:
     found = []
     for where in ("device", "host"):
         made = simulation(federation, ["fedavg", "adafedadam"], [0, 1], data_on=where, **options)

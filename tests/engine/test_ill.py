@@ -77,7 +77,9 @@ def test_chunks_of_one_size_keep_within_the_budget() -> None:
 
 
 @pytest.mark.parametrize("fits", [1, 3, 7])
-def test_a_chunk_that_does_not_fit_is_halved(ragged: Federation, monkeypatch, fits: int) -> None:
+def test_a_chunk_that_does_not_fit_is_halved(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch, fits: int
+) -> None:
     """However few rows fit, a round ends as if all had; and fewer are tried from then on."""
     names = "adafedadam", "fedavg", "scaffold", "fedmgda"
     runs = [Run(name, algorithms.build(name), i % 2) for i, name in enumerate(names)]
@@ -93,7 +95,9 @@ def test_a_chunk_that_does_not_fit_is_halved(ragged: Federation, monkeypatch, fi
     assert torch.equal(halved.left_out, whole.left_out)
 
 
-def test_a_client_that_does_not_fit_alone_is_an_error_with_a_remedy(ragged: Federation, monkeypatch) -> None:
+def test_a_client_that_does_not_fit_alone_is_an_error_with_a_remedy(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [Run("mean", algorithms.fedavg(), 0)]
     run_short(monkeypatch, "train", 0)
     simulation = Simulation(make_model, ragged, runs, Settings(rounds=1, device=DEVICE, compile="off"))

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 from math import ceil
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ WORK = {
 }
 
 
-def steps_by_hand(work: dict, batches: int, drawn: int) -> int:
+def steps_by_hand(work: dict[str, Any], batches: int, drawn: int) -> int:
     """What a 32-bit hash lets a client do that has so many batches in an epoch."""
     ((kind, asked),) = work.items()
     low, high = asked if isinstance(asked, tuple) else (asked, asked)
@@ -42,7 +43,9 @@ def steps_by_hand(work: dict, batches: int, drawn: int) -> int:
     return amount if kind == "steps" else max(1, ceil(amount * batches))
 
 
-def round_by_hand(model: nn.Module, data: Federation, work: dict, round: int, *, nova: bool) -> None:
+def round_by_hand(
+    model: nn.Module, data: Federation, work: dict[str, Any], round: int, *, nova: bool
+) -> None:
     """A round of FedAvg or FedNova under seed 0, in place."""
     x = [p.detach().clone() for p in model.parameters()]
     sizes, updates, taken = data.train.tolist(), [], []
@@ -111,7 +114,7 @@ def test_a_part_of_an_epoch_is_that_part_of_its_batches_rounded_up(
 
 
 @pytest.mark.parametrize(("work", "low", "high"), [({"steps": (3, 6)}, 3, 6), ({"epochs": (0.5, 2)}, 5, 20)])
-def test_what_is_drawn_is_uniform_over_clients_and_rounds(work: dict, low: int, high: int) -> None:
+def test_what_is_drawn_is_uniform_over_clients_and_rounds(work: dict[str, Any], low: int, high: int) -> None:
     data = make_federation([12, 12, 12, 12])
     data = replace(data, train=torch.full((4,), 10))
     drawn = torch.cat([Planner(data, Solver(batch_size=1, **work)).plan([0], t).steps for t in range(1500)])
@@ -195,7 +198,7 @@ def test_a_client_of_a_real_federation_does_the_same(ragged: Federation, work: s
         ({"epochs": float("inf")}, "epochs=inf"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(given: dict, message: str) -> None:
+def test_what_cannot_be_done_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Solver(**given)
 
@@ -216,7 +219,7 @@ def test_steps_take_the_place_of_a_tasks_own_epochs_and_epochs_of_its_steps() ->
 
 
 @pytest.mark.parametrize("changes", [*WORK.values(), {"epochs": 1}, {"epochs": (1, 3)}])
-def test_recipes_and_commands_keep_it(changes: dict) -> None:
+def test_recipes_and_commands_keep_it(changes: dict[str, Any]) -> None:
     recipe = Recipe("cifar10", ("fedavg",), (0,), settings_of("cifar10", **changes))
     assert Recipe.from_json(recipe.to_json()) == recipe
     words = recipe.command().split()

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -31,11 +32,11 @@ def federation_of(case: Case) -> Federation:
 
 
 def simulation_of(
-    case: Case, engine: str, batch_size: int, names: Sequence[str] = ("adafedadam:lr=0.02",), **more: object
+    case: Case, engine: str, batch_size: int, names: Sequence[str] = ("adafedadam:lr=0.02",), **more: Any
 ) -> Simulation:
     torch.manual_seed(1)
     model, solver = case.model(), Solver(lr=LR, batch_size=batch_size, epochs=2)
-    own = {"engine": engine, "compile": "off", "device": DEVICE, "workers": 1} | more
+    own: dict[str, Any] = {"engine": engine, "compile": "off", "device": DEVICE, "workers": 1} | more
     settings = Settings(rounds=2, eval_every=2, solver=solver, **own)
     runs = [Run(name, algorithms.build(name), 0) for name in names]
     return Simulation(model, federation_of(case), runs, settings, loss=case.loss)
@@ -160,7 +161,7 @@ UNEQUAL = [
     "options", [{}, {"probe_samples": 5}, {"probe_samples": 5, "data_on": "host"}], ids=str
 )
 @pytest.mark.parametrize("case", UNEQUAL, ids=lambda case: case.name)
-def test_executors_agree_on_unequal_samples(case: Case, options: dict[str, object]) -> None:
+def test_executors_agree_on_unequal_samples(case: Case, options: dict[str, Any]) -> None:
     names = "adafedadam", "qfedavg", "mime", "ditto", "propfair"
     stacked, loop = (simulation_of(case, engine, 4, names, **options) for engine in ("stacked", "loop"))
     for simulation in (stacked, loop):

@@ -49,7 +49,7 @@ class Path(NamedTuple):
     """How a path is taken, and by what it shows that it was."""
 
     settings: dict[str, Any]
-    plan: dict[str, object]  # parts of the execution plan
+    plan: dict[str, Any]  # parts of the execution plan
     constants: Mapping[str, object] = MappingProxyType({})  # by which even a small model takes it
     shown: Callable[[Simulation], bool] = lambda made: True  # where the plan does not say it
     model: Callable[[], nn.Module] = make_model
@@ -72,12 +72,12 @@ def replayed(graphs: str) -> Callable[[Simulation], bool]:
 
 
 STACKED = "fairwind.engine.stacked"
-FACTORED: dict[str, object] = {f"{STACKED}.model.LARGE": 1, "fairwind.layers.factored.LARGE": 1}
+FACTORED: dict[str, Any] = {f"{STACKED}.model.LARGE": 1, "fairwind.layers.factored.LARGE": 1}
 # Samples are sorted by PyTorch, too, as on a GPU
-RECORDED: dict[str, object] = {f"{STACKED}.executor.Graphs": Replayer, "fairwind.data.counter.BY_NUMPY": ()}
+RECORDED: dict[str, Any] = {f"{STACKED}.executor.Graphs": Replayer, "fairwind.data.counter.BY_NUMPY": ()}
 CHUNKS, HOST, LOOP, ON = {"memory": 4e-5}, {"data_on": "host"}, {"engine": "loop"}, {"compile": "on"}
 TWO = {"workers": 2}
-LONG_STEPS: dict[str, object] = {"fairwind.engine.plain.HEAVY": 0}
+LONG_STEPS: dict[str, Any] = {"fairwind.engine.plain.HEAVY": 0}
 
 EAGER = {
     "stacked": Path({}, {"executor": "stacked", "steps": "eager", "gradients": "dense", "data": "device"}),

@@ -1,5 +1,7 @@
 """Who trains on what, and that nothing else decides it."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -50,7 +52,7 @@ def test_a_seed_is_planned_alike_alone_and_among_others() -> None:
         ({"participation": 0.01}, 1),
     ],
 )
-def test_participation_is_a_share_or_a_number(asked: dict, clients: int) -> None:
+def test_participation_is_a_share_or_a_number(asked: dict[str, Any], clients: int) -> None:
     planner = Planner(FEDERATION, Solver(), **asked)
     seen = set()
     for round in range(60):

@@ -17,7 +17,7 @@ from fairwind.engine.stacked.executor import Stacked
 from simulations import simulation as simulated
 
 
-def simulation(**options: object) -> Simulation:
+def simulation(**options: Any) -> Simulation:
     return simulated(task().federation, ["fedavg"], [0], model=task().model, **options)
 
 

@@ -1,6 +1,7 @@
 """The stacked executor computes what a plain loop computes, whatever is stacked beside it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,9 @@ def test_stacked_is_the_loop(ragged: Federation, name: str, solver: str) -> None
 
 
 @pytest.mark.parametrize("options", [{"participation": 0.5}, {"clients_per_round": 3}, {"probe_samples": 6}])
-def test_stacked_is_the_loop_with_some_clients_or_samples(ragged: Federation, options: dict) -> None:
+def test_stacked_is_the_loop_with_some_clients_or_samples(
+    ragged: Federation, options: dict[str, Any]
+) -> None:
     names = list(algorithms.PAPER)
     assert_together(
         simulation(ragged, names, [0, 1], **options),
@@ -57,7 +60,9 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("options", [{}, {"clients_per_round": 4, "solver": SOLVERS["uneven"]}])
-def test_a_run_does_not_depend_on_what_is_stacked_beside_it(ragged: Federation, options: dict) -> None:
+def test_a_run_does_not_depend_on_what_is_stacked_beside_it(
+    ragged: Federation, options: dict[str, Any]
+) -> None:
     names = list(algorithms.PAPER)
     together = simulation(ragged, names, [0, 1, 2], **options)
     for _ in range(4):
@@ -100,7 +105,9 @@ def test_padding_never_touches_another_clients_samples(ragged: Federation) -> No
     assert pair[0].left_out.tolist() == pair[1].left_out.tolist() == [3] * 5
 
 
-def test_probes_are_paid_for_only_by_algorithms_that_ask(ragged: Federation, monkeypatch) -> None:
+def test_probes_are_paid_for_only_by_algorithms_that_ask(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fairwind.engine.stacked.executor as stacked
 
     counted = {"loss": 0, "gradient": 0}
@@ -192,7 +199,8 @@ def test_a_module_under_two_names_and_a_parameter_of_two_modules() -> None:
             self.out = nn.Linear(FEATURES, CLASSES)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.out(torch.tanh(self.second(torch.tanh(self.same(torch.tanh(self.first(x)))))))
+            out: Tensor = self.out(torch.tanh(self.second(torch.tanh(self.same(torch.tanh(self.first(x)))))))
+            return out
 
     federation = make_federation([12, 5, 9])
     stacked, loop = (

@@ -1,6 +1,7 @@
 """Modules and inputs of the kinds that users bring: each trains, and both executors agree where both can."""
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def simulation(specimen: Specimen, engine: str) -> Simulation:
     settings = Settings(
         rounds=2, solver=Solver(lr=0.05, batch_size=3), engine=engine, compile="off", device=DEVICE
     )
-    given = {"loss": specimen.loss or cross_entropy, "score": specimen.score or accuracy}
+    given: dict[str, Any] = {"loss": specimen.loss or cross_entropy, "score": specimen.score or accuracy}
     return Simulation(specimen.model, federation, runs, settings, **given)
 
 

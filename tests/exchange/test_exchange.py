@@ -95,7 +95,9 @@ def test_who_lost_its_memory_is_told_its_own_first_loss(ragged: Federation) -> N
     assert exchange.server.first_loss("2") == exchange.memory[2]
 
 
-def test_a_server_killed_after_any_round_goes_on_as_if_it_had_not_been(ragged: Federation, tmp_path) -> None:
+def test_a_server_killed_after_any_round_goes_on_as_if_it_had_not_been(
+    ragged: Federation, tmp_path: Path
+) -> None:
     task, spec = task_of(ragged), "adafedadam:warmup=2"
     straight = Exchange(task, spec, bounds=Bounds())
     broken = Exchange(task, spec, bounds=Bounds())

@@ -100,7 +100,7 @@ def test_a_node_that_joins_late_gets_the_mean_first_loss(task: Task) -> None:
     assert strategy.aggregator.last.used == 5
 
 
-def test_stopped_after_any_round_it_ends_as_if_it_had_not_been(task: Task, tmp_path) -> None:
+def test_stopped_after_any_round_it_ends_as_if_it_had_not_been(task: Task, tmp_path: Path) -> None:
     straight = strategy_of(task)
     straight.start(grid_of(task), num_rounds=4, timeout=5)
     for rounds in (1, 2, 4):
@@ -112,7 +112,7 @@ def test_stopped_after_any_round_it_ends_as_if_it_had_not_been(task: Task, tmp_p
     assert strategy.evaluations.history == straight.evaluations.history
 
 
-def test_a_tracker_shows_every_round_once_whenever_it_was_stopped(task: Task, tmp_path) -> None:
+def test_a_tracker_shows_every_round_once_whenever_it_was_stopped(task: Task, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for rounds in (1, 2, 4):
@@ -125,7 +125,7 @@ def test_a_tracker_shows_every_round_once_whenever_it_was_stopped(task: Task, tm
     assert (tmp_path / "shown" / "run" / "report.html").exists()
 
 
-def test_results_and_page_are_a_comparisons(task: Task, tmp_path) -> None:
+def test_results_and_page_are_a_comparisons(task: Task, tmp_path: Path) -> None:
     strategy = strategy_of(task, out=tmp_path / "run")
     strategy.start(grid_of(task), num_rounds=3, timeout=5)
     simulation = simulated(task, "adafedadam:warmup=2", eval_every=1)
@@ -144,14 +144,14 @@ def test_results_and_page_are_a_comparisons(task: Task, tmp_path) -> None:
     assert "5" in page
 
 
-def test_another_training_is_not_continued(task: Task, tmp_path) -> None:
+def test_another_training_is_not_continued(task: Task, tmp_path: Path) -> None:
     strategy_of(task, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
     with pytest.raises(InputError, match="holds another training"):
         strategy_of(task, seed=1, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
 
 
 @pytest.mark.slow
-def test_commands_say_how_to_go_on_with_a_federations_directory(task: Task, tmp_path) -> None:
+def test_commands_say_how_to_go_on_with_a_federations_directory(task: Task, tmp_path: Path) -> None:
     def stop(number: int, arrays: ArrayRecord) -> None:
         if number == 2:
             raise RuntimeError("stopped")
@@ -369,7 +369,7 @@ def test_fedavg_is_flowers_own(task: Task) -> None:
         np.testing.assert_allclose(value, result.arrays[name].numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_server_app_reads_its_run_config(task: Task, tmp_path) -> None:
+def test_a_server_app_reads_its_run_config(task: Task, tmp_path: Path) -> None:
     said = {"algorithm": "adafedadam", "alpha": 2.0, "num-server-rounds": 2, "seed": 3}
     context = Context(1, 0, {}, RecordDict(), {**said, "out": str(tmp_path / "o")})
     server_app(task)(grid_of(task), context)

@@ -39,7 +39,9 @@ SUMMED = ["fedavg", "fedadam", "fednova", "qfedavg", "adafedadam:warmup=1", "fed
 
 
 @pytest.mark.parametrize("spec", SUMMED)
-def test_secure_sums_train_the_model_of_plain_sums(task: Task, spec: str, capsys) -> None:
+def test_secure_sums_train_the_model_of_plain_sums(
+    task: Task, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     secure = SecureStrategy(spec, task)
     secure.start(InProcessGrid(secure_client_app(task), 10), num_rounds=3, timeout=5)
     plain = AlgorithmStrategy(spec, task, bounds=UNBOUNDED, sends="sums")

@@ -136,7 +136,7 @@ def test_what_a_client_adds_does_not_depend_on_other_clients(
                 mine = exchange.reply(k)
                 if loud and k == 0:
                     numbers = {name: 1e3 * value for name, value in mine.numbers.items()}
-                    mine = Reply({name: 1e3 * a for name, a in mine.arrays.items()}, numbers)
+                    mine: dict[str, Any] = Reply({name: 1e3 * a for name, a in mine.arrays.items()}, numbers)
                 exchange.server.accept(str(k), mine)
             exchange.server.finish()
             exchange.server.x, exchange.server.state = kept  # the same model is received in both worlds

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from fairwind.layers import CountedRandomness, key_names, prepare_compiler, stackable
 
-CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+CLOSE: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
 ROWS = 3
 Parameters = dict[str, Tensor]
 
@@ -547,7 +547,8 @@ def check_compiled(model: nn.Module, batch: Tensor, backend: str) -> None:
             return summed(functional_call(model, row | dict.fromkeys(names, key), (x,)))
 
     def gradients(rows: Parameters, x: Tensor, keys: Tensor) -> Parameters:
-        return grad(lambda rows: vmap(loss)(rows, x, keys).sum())(rows)
+        out: dict[str, Tensor] = grad(lambda rows: vmap(loss)(rows, x, keys).sum())(rows)
+        return out
 
     compiled = torch.compile(gradients, fullgraph=True, backend=backend)
     for n in (3, 5):
@@ -590,7 +591,10 @@ def test_a_compiled_lstm_has_the_backward_pass_written_here() -> None:
         return module
 
     def gradients(rows: Parameters, x: Tensor) -> Parameters:
-        return grad(lambda r: vmap(lambda r, x: functional_call(layer, r, (x,))[0].sum())(r, x).sum())(rows)
+        out: dict[str, Tensor] = grad(
+            lambda r: vmap(lambda r, x: functional_call(layer, r, (x,))[0].sum())(r, x).sum()
+        )(rows)
+        return out
 
     rows = {name: p.detach().expand(2, *p.shape).clone() for name, p in layer.named_parameters()}
     backend = aot_autograd(fw_compiler=count)

@@ -1,5 +1,7 @@
 """The models against PyTorch's own layers: the same weights give the same outputs and gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from fairwind.engine.modules import activations, forward_operations
 from fairwind.engine.solver import Solver
 from fairwind.layers import stackable
 
-CLOSE = {"rtol": 1e-9, "atol": 1e-10}
+CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
 
 
 def gradients(outputs: Tensor, module: nn.Module) -> list[Tensor]:
@@ -116,7 +118,9 @@ def test_the_mlp_is_pytorchs() -> None:
         ((7,), "auto", (7,)),
     ],
 )
-def test_pixels_come_with_their_channels_in_front(shape: tuple, channels: str, becomes: tuple) -> None:
+def test_pixels_come_with_their_channels_in_front(
+    shape: tuple[Any, ...], channels: str, becomes: tuple[Any, ...]
+) -> None:
     x = pixels(5, *shape)
     found = models.Pixels(channels=channels)(x)
     assert found.shape == (5, *becomes)
@@ -164,7 +168,12 @@ def test_stacked_clients_train_as_if_alone(name: str) -> None:
     clients = [(draw(n), torch.arange(n) % classes) for n in (3, 9, 5)]
     federation = Federation.from_clients(clients, classes=classes)
     runs = {"mean": algorithms.fedavg(), "fair": algorithms.adafedadam()}
-    given = {"rounds": 2, "solver": Solver(lr=0.05, batch_size=4), "device": DEVICE, "compile": "off"}
+    given: dict[str, Any] = {
+        "rounds": 2,
+        "solver": Solver(lr=0.05, batch_size=4),
+        "device": DEVICE,
+        "compile": "off",
+    }
     results = {
         engine: compare(Task(lambda: build().double(), federation), runs, engine=engine, **given)
         for engine in ("stacked", "loop")

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from fairwind.report.targets import Reached, rounds_to, target_tables
 TABLES = published()["tables"]
 
 
-def summary(rows: dict[str, dict[str, list[float]]]) -> list[dict]:
+def summary(rows: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
     """A summary that says what a table of the paper does."""
     return [
         {"algorithm": name} | {key: {"mean": mean, "std": std} for key, (mean, std) in row.items()}
@@ -293,7 +294,7 @@ def test_adafedadams_default_is_what_others_are_compared_with() -> None:
     }
 
 
-def point(name: str, error: float, rsd: float, kind: str = "AdaFedAdam") -> dict:
+def point(name: str, error: float, rsd: float, kind: str = "AdaFedAdam") -> dict[str, Any]:
     return {"name": name, "kind": kind, "error": error, "rsd": rsd}
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +30,14 @@ SMALL = "synthetic:clients=6,features=5,classes=3"
 ALGORITHMS = ["fedavg", "adafedadam"]
 
 
-def compare(out: Path, **options) -> fairwind.Comparison:
-    given = {"rounds": 4, "eval_every": 2, "compile": "off", "checkpoint_every": 0, "progress": False}
+def compare(out: Path, **options: Any) -> fairwind.Comparison:
+    given: dict[str, Any] = {
+        "rounds": 4,
+        "eval_every": 2,
+        "compile": "off",
+        "checkpoint_every": 0,
+        "progress": False,
+    }
     return fairwind.compare(fairwind.setup(SMALL), ALGORITHMS, out=out, **given | options)
 
 
@@ -64,7 +71,9 @@ def refused(monkeypatch, capsys):
     return run
 
 
-def test_comparisons_begun_at_the_same_moment_never_share_a_directory(tmp_path: Path, monkeypatch) -> None:
+def test_comparisons_begun_at_the_same_moment_never_share_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     together = threading.Barrier(16)
 
@@ -110,7 +119,7 @@ def test_who_is_refused_leaves_the_directory_to_its_holder(tmp_path: Path) -> No
 def test_a_directory_moved_while_training_is_not_made_anew(tmp_path: Path, finished: Path) -> None:
     out, moved = tmp_path / "run", tmp_path / "moved"
 
-    def move(lines: list[dict]) -> None:
+    def move(lines: list[dict[str, Any]]) -> None:
         if lines[0]["round"] == 2:
             out.rename(moved)
 
@@ -162,7 +171,7 @@ def test_half_written_files_are_swept_and_nothing_else(copy: Path) -> None:
     ],
 )
 def test_a_full_disk_is_named_and_what_is_safe(
-    file: str, safe: str, tmp_path: Path, finished: Path, monkeypatch, refused
+    file: str, safe: str, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, refused
 ) -> None:
     out, write = tmp_path / "run", os.fsync
 
@@ -181,7 +190,9 @@ def test_a_full_disk_is_named_and_what_is_safe(
     assert bits(out) == bits(finished)
 
 
-def test_a_full_disk_is_one_line_of_a_command(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_full_disk_is_one_line_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
 
     def full(descriptor: int) -> None:
@@ -324,7 +335,7 @@ def test_a_history_that_is_spoilt_while_training_is_whole_in_the_end(
 ) -> None:
     out = tmp_path / "run"
 
-    def spoil(lines: list[dict]) -> None:
+    def spoil(lines: list[dict[str, Any]]) -> None:
         if lines[0]["round"] == 2:
             act(out / HISTORY)
 
@@ -337,13 +348,13 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-7])
 
 
-def stop(lines: list[dict]) -> None:
+def stop(lines: list[dict[str, Any]]) -> None:
     if lines[0]["round"] == 2:
         raise KeyboardInterrupt
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a compiler")
-def test_a_compiled_run_is_not_resumed_uncompiled(tmp_path: Path, monkeypatch) -> None:
+def test_a_compiled_run_is_not_resumed_uncompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compiler it goes on only with compiled code that is in the cache."""
     monkeypatch.setenv("FAIRWIND_COMMIT", "without git")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -369,7 +380,7 @@ def test_a_compiled_run_is_not_resumed_uncompiled(tmp_path: Path, monkeypatch) -
 def test_a_directory_made_by_someone_else_meanwhile_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "run"
 
-    def make_again(lines: list[dict]) -> None:
+    def make_again(lines: list[dict[str, Any]]) -> None:
         if lines[0]["round"] == 2:
             shutil.rmtree(out)
             out.mkdir()

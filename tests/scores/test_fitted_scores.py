@@ -366,7 +366,7 @@ def test_a_language_model_computes_its_own_loss() -> None:
     """Hugging Face's causal models shift labels by one: the score is the perplexity of their own loss."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    size = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11, "n_positions": 7}
+    size: dict[str, Any] = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11, "n_positions": 7}
     model = GPT2LMHeadModel(GPT2Config(**size, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
     clients = []
     for n in (9, 6):

@@ -5,6 +5,7 @@ import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tyro
@@ -38,7 +39,7 @@ from fairwind.study import (
 
 SMALL = "synthetic:clients=4"
 PANEL = Panel("small", SMALL, ("fedavg", "adafedadam"), (0, 1), {"rounds": 4, "eval_every": 2})
-OPTIONS = {"device": "cpu", "compile": "off"}
+OPTIONS: dict[str, Any] = {"device": "cpu", "compile": "off"}
 
 
 def train_all(directory: RunDirectory, simulation: Simulation) -> None:
@@ -60,7 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def key(setup: str, algorithm: str, **changes: object) -> RunKey:
+def key(setup: str, algorithm: str, **changes: Any) -> RunKey:
     return RunKey.of(setup, algorithm, 0, asdict(settings_of(setup, **changes)))
 
 
@@ -185,7 +186,7 @@ def test_damaged_results_are_passed_over_and_named(trained: Path, tmp_path: Path
         {"clients_per_round": 10, "probe_samples": 5, "eval_every": 3, "rounds": 12, "precision": "bf16"},
     ],
 )
-def test_the_recorded_command_is_the_recipe(changes: dict) -> None:
+def test_the_recorded_command_is_the_recipe(changes: dict[str, Any]) -> None:
     settings = settings_of("synthetic", **changes)
     recipe = Recipe("synthetic:classes=5", ("fedavg:lr=0.1", "adafedadam"), (0, 3), settings)
     words = recipe.command().split()

@@ -23,7 +23,8 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 def logits(outputs: Any) -> Tensor:
     outputs = getattr(outputs, "logits", outputs)
-    return outputs[0] if isinstance(outputs, tuple) else outputs
+    out: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+    return out
 
 
 def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:

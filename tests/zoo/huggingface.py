@@ -22,7 +22,7 @@ from zoo.specimen import (
     words,
 )
 
-BERT = {
+BERT: dict[str, Any] = {
     "vocab_size": WORDS,
     "hidden_size": 8,
     "num_hidden_layers": 2,
@@ -31,7 +31,7 @@ BERT = {
     "max_position_embeddings": LENGTH + 2,
     "num_labels": CLASSES,
 }
-GPT2 = {
+GPT2: dict[str, Any] = {
     "vocab_size": WORDS,
     "n_embd": 8,
     "n_layer": 2,
@@ -41,7 +41,7 @@ GPT2 = {
     "eos_token_id": 0,
     "num_labels": CLASSES,
 }
-LLAMA = BERT | {"num_key_value_heads": 1, "bos_token_id": 0, "eos_token_id": 0}
+LLAMA: dict[str, Any] = BERT | {"num_key_value_heads": 1, "bos_token_id": 0, "eos_token_id": 0}
 
 
 def bert() -> nn.Module:

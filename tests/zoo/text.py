@@ -36,7 +36,8 @@ class Recurrent(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         states, _ = self.layers(self.embedding(ids))
-        return self.head(states.mean(1))
+        out: Tensor = self.head(states.mean(1))
+        return out
 
 
 class PackedLSTM(Recurrent):
@@ -47,7 +48,8 @@ class PackedLSTM(Recurrent):
             self.embedding(ids), lengths.cpu(), batch_first=True, enforce_sorted=False
         )
         _, (last, _) = self.layers(packed)
-        return self.head(last[-1])
+        out: Tensor = self.head(last[-1])
+        return out
 
 
 class Cells(nn.Module):
@@ -63,7 +65,8 @@ class Cells(nn.Module):
         state = None
         for word in self.embedding(ids).unbind(1):
             state = self.cell(word, state)
-        return self.head(state[0])
+        out: Tensor = self.head(state[0])
+        return out
 
 
 class NextWord(nn.Module):
@@ -77,7 +80,8 @@ class NextWord(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.layers(self.embedding(ids))[0])
+        out: Tensor = self.head(self.layers(self.embedding(ids))[0])
+        return out
 
 
 class MeanEmbedding(nn.Module):
@@ -89,7 +93,8 @@ class MeanEmbedding(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embedding(ids).sum(1) / (ids != 0).sum(1, keepdim=True))
+        out: Tensor = self.head(self.embedding(ids).sum(1) / (ids != 0).sum(1, keepdim=True))
+        return out
 
 
 class Bag(nn.Module):
@@ -99,7 +104,8 @@ class Bag(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embedding(ids))
+        out: Tensor = self.head(self.embedding(ids))
+        return out
 
 
 class SparseEmbedding(nn.Module):
@@ -111,7 +117,8 @@ class SparseEmbedding(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embedding(ids).mean(1))
+        out: Tensor = self.head(self.embedding(ids).mean(1))
+        return out
 
 
 class TextCNN(nn.Module):
@@ -125,7 +132,8 @@ class TextCNN(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids).transpose(1, 2)
-        return self.head(torch.cat([conv(x).relu().amax(2) for conv in self.convs], 1))
+        out: Tensor = self.head(torch.cat([conv(x).relu().amax(2) for conv in self.convs], 1))
+        return out
 
 
 class Attention(nn.Module):
@@ -137,7 +145,8 @@ class Attention(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
-        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+        out: Tensor = self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+        return out
 
 
 def encoder_layer(**options: bool | float) -> nn.TransformerEncoderLayer:
@@ -152,7 +161,8 @@ class EncoderLayer(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.layer(self.embedding(ids)).mean(1))
+        out: Tensor = self.head(self.layer(self.embedding(ids)).mean(1))
+        return out
 
 
 class Encoder(nn.Module):
@@ -168,7 +178,8 @@ class Encoder(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         states = self.layers(self.embedding(ids) + self.positions, src_key_padding_mask=~mask)
         states = states * mask.unsqueeze(-1)
-        return self.head(states.sum(1) / mask.sum(1, keepdim=True))
+        out: Tensor = self.head(states.sum(1) / mask.sum(1, keepdim=True))
+        return out
 
 
 class Translator(nn.Module):
@@ -185,7 +196,8 @@ class Translator(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
         states = self.layers(self.embedding(source), self.embedding(target), tgt_mask=causal)
-        return self.head(states)
+        out: Tensor = self.head(states)
+        return out
 
 
 def packed(n: int, g: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
