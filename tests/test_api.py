@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import fairwind as fw
 from conftest import CLASSES, FEATURES, Point, half_square, make_federation, make_model, points
+from samples import as_tensor
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -92,7 +93,11 @@ def test_simulate_learns_and_tells_how_each_client_fares() -> None:
     model.load_state_dict(result.state_dict)
     start = int(federation.start[1] + federation.train[1])
     test = slice(start, start + int(federation.test[1]))
-    right = (model(federation.inputs[test]).argmax(1) == federation.targets[test]).double().mean()
+    right = (
+        (model(as_tensor(federation.inputs)[test]).argmax(1) == as_tensor(federation.targets)[test])
+        .double()
+        .mean()
+    )
     assert result.score[1].item() == pytest.approx(100 * right.item())
 
 

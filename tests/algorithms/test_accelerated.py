@@ -24,6 +24,7 @@ from fairwind.engine.server import is_elementwise
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.testing import check_algorithm, client_numbers, rehearse, reports
+from samples import as_tensor
 from simulations import SOLVERS, Spoilt, assert_together, simulation
 
 Vector = NDArray[np.float64]
@@ -486,7 +487,7 @@ def test_hostile_reports_leave_all_finite(name: str, field: str, value: float) -
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 def test_a_client_that_diverges_does_not_spoil_memories(engine: str) -> None:
     federation = make_federation([12, 9, 15])
-    inputs = federation.inputs.clone()
+    inputs = as_tensor(federation.inputs).clone()
     inputs[federation.start[1] : federation.start[1] + federation.train[1], 0] = 1000
     spoilt = Federation(
         inputs, federation.targets, federation.start, federation.train, federation.test, federation.names, 3

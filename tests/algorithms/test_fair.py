@@ -19,6 +19,7 @@ from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.testing import check_algorithm, rehearse
 from minimax import Floats, least_quadratic, minimax
+from samples import as_tensor
 from simulations import SOLVERS, assert_together, simulation
 
 K, P, ROUNDS = 6, 4, 8
@@ -587,7 +588,7 @@ def test_resumed_is_as_uninterrupted(ragged: Federation, participation: float) -
 
 def test_losses_that_would_overflow_leave_a_model_finite(ragged: Federation) -> None:
     """Losses in the thousands, in float32: e^{tF} is far beyond what that holds."""
-    inputs = ragged.inputs.float() * 3000
+    inputs = as_tensor(ragged.inputs).float() * 3000
     federation = dataclasses.replace(ragged, inputs=inputs)
     model = torch.nn.Linear(inputs.shape[1], 3)
     specs = [spec for spec in SPECS if not spec.startswith("ditto")]

@@ -9,6 +9,7 @@ from fairwind.contract import AnyAlgorithm, Report
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.simulation import Simulation
+from samples import as_tensor
 
 ROUNDS = 5
 
@@ -53,8 +54,8 @@ def full_gradients(federation: Federation, x: torch.Tensor) -> tuple[torch.Tenso
         parts, at = {}, 0
         for name, p in model.named_parameters():
             parts[name], at = w[at : at + p.numel()].view(p.shape), at + p.numel()
-        outputs = torch.func.functional_call(model, parts, (federation.inputs[mine],))
-        loss = cross_entropy(outputs, federation.targets[mine]).mean()
+        outputs = torch.func.functional_call(model, parts, (as_tensor(federation.inputs)[mine],))
+        loss = cross_entropy(outputs, as_tensor(federation.targets)[mine]).mean()
         gradients.append(torch.autograd.grad(loss, w)[0])
         losses.append(loss.detach())
     return torch.stack(gradients), torch.stack(losses)

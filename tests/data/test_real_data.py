@@ -14,6 +14,7 @@ import pytest
 
 from fairwind import setups
 from fairwind.setups import Where
+from samples import as_tensor
 
 DATA = os.environ.get("FAIRWIND_DATA")
 pytestmark = pytest.mark.skipif(not DATA, reason="FAIRWIND_DATA names no folder of real data")
@@ -85,8 +86,10 @@ def test_the_text_model_learns_real_tweets(cache: Path) -> None:
 
     federation = setups.federation("sent140:by=group", where("sent140", cache, glove=True))
     pick = torch.randperm(len(federation.inputs), generator=torch.Generator().manual_seed(0))[:12_000]
-    pooled = Federation.from_clients([(federation.inputs[pick], federation.targets[pick])], classes=2)
-    share = pooled.targets.double().mean().item()
+    pooled = Federation.from_clients(
+        [(as_tensor(federation.inputs)[pick], as_tensor(federation.targets)[pick])], classes=2
+    )
+    share = as_tensor(pooled.targets).double().mean().item()
     result = simulate(
         lambda: models.lstm(vectors=federation.embedding),
         pooled,

@@ -25,6 +25,7 @@ from fairwind.data.patches import FEATURES, patch_features
 from fairwind.data.sent140 import tokenize
 from fairwind.data.source import Samples
 from fairwind.setups import Where
+from samples import as_tensor
 
 
 def read(spec: str, folder: Path, cache: Path, glove: Path | None = None) -> Federation:
@@ -42,9 +43,11 @@ def test_femnist_reads_the_hubs_files_and_leafs_as_one(tmp_path: Path) -> None:
     assert (hub.train + hub.test).tolist() == [7, 5, 12]  # each writer's repeated image is gone
     writer, pixels, label = layouts.characters(layouts.WRITERS)[0]
     mine = slice(int(hub.start[2]), int(hub.start[2]) + 12)
-    at = [i for i, x in enumerate(hub.inputs[mine]) if np.array_equal(255 - x.numpy(), pixels)]  # ink is 255
+    at = [
+        i for i, x in enumerate(as_tensor(hub.inputs)[mine]) if np.array_equal(255 - x.numpy(), pixels)
+    ]  # ink is 255
     assert writer == "f0003_10"
-    assert hub.targets[mine][at].tolist() == [label]
+    assert as_tensor(hub.targets)[mine][at].tolist() == [label]
 
 
 def test_femnist_takes_the_first_writers_by_name(tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ def test_cifar10s_features_are_those_of_its_first_images_dealt_out_as_the_images
     images, _ = cifar10.cifar10(first, clients=3, beta=beta, seed=2)
     features, notes = cifar10.cifar10_features(samples, clients=3, beta=beta, images=40, seed=2)
     assert notes == ["the first 40 of 60 images, as 512 fixed features"]
-    assert features.inputs.shape == (40, FEATURES)
+    assert as_tensor(features.inputs).shape == (40, FEATURES)
     for name in ("targets", "start", "train", "test"):
         assert getattr(features, name).tolist() == getattr(images, name).tolist()
     assert (features.names, features.class_names) == (images.names, images.class_names)
@@ -140,10 +143,11 @@ def test_cifar10_reads_the_hubs_files_and_the_python_batches_as_one(tmp_path: Pa
     hub = read("cifar10:clients=3,beta=1", layouts.cifar_parquet(tmp_path / "hub"), tmp_path / "a")
     batches = read("cifar10:clients=3,beta=1", layouts.cifar_batches(tmp_path / "py"), tmp_path / "b")
     assert hub.digest() == batches.digest()
-    assert hub.inputs.shape == (60, 3, 32, 32)
+    assert as_tensor(hub.inputs).shape == (60, 3, 32, 32)
     x, y = layouts.pictures()
     found = {
-        row.numpy().tobytes(): label for row, label in zip(hub.inputs, hub.targets.tolist(), strict=True)
+        row.numpy().tobytes(): label
+        for row, label in zip(as_tensor(hub.inputs), as_tensor(hub.targets).tolist(), strict=True)
     }
     assert found == {row.tobytes(): label for row, label in zip(x, y, strict=True)}
 
@@ -165,7 +169,9 @@ def contents(federation: Federation) -> list[tuple[str, list[int], int]]:
         for name, n in zip(federation.names, federation.train + federation.test, strict=True)
         for _ in range(n)
     ]
-    return sorted(zip(owner, federation.inputs.tolist(), federation.targets.tolist(), strict=True))
+    return sorted(
+        zip(owner, as_tensor(federation.inputs).tolist(), as_tensor(federation.targets).tolist(), strict=True)
+    )
 
 
 def test_compressed_csv_is_read(tmp_path: Path) -> None:
@@ -187,12 +193,12 @@ def test_tweets_become_the_ids_of_their_words_and_no_others(tmp_path: Path) -> N
     assert federation.embedding[3].tolist() == [2.0, 0.5, -2.0]
     assert federation.embedding[:2].abs().sum() == 0
     texts = {
-        " ".join(federation.words[i] for i in row if i) for row in federation.inputs.tolist()
+        " ".join(federation.words[i] for i in row if i) for row in as_tensor(federation.inputs).tolist()
     }  # "rain, rain, rain" is cut after four; "I" has no vector
     assert "<unknown> , <unknown> ," in texts
     assert "<unknown> <unknown> n't <unknown>" in texts
     assert "it <unknown> great <unknown>" in texts
-    assert federation.inputs.dtype == torch.int32
+    assert as_tensor(federation.inputs).dtype == torch.int32
 
 
 def test_tokens_are_as_glove_cuts_them() -> None:

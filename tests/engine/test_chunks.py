@@ -14,7 +14,8 @@ from fairwind.engine.plan import LAUNCHED
 from fairwind.engine.ranks import ALONE
 from fairwind.engine.stacked import chunks
 from fairwind.layers import OperationCounter
-from simulations import simulation
+from samples import as_tensor
+from simulations import loop_of, simulation, stacked_model, stacked_of
 
 CPU = pytest.mark.skipif(DEVICE != "cpu", reason="chunks of a GPU are cut by its memory")
 
@@ -36,16 +37,16 @@ def test_operations_are_counted() -> None:
 def test_uncompiled_chunks_hold_more_the_more_operations_a_step_has(ragged: Federation) -> None:
     deep: dict[str, Any] = {"names": ["adafedadam"], "seeds": [0], "model": deep_model}
     uncompiled = simulation(ragged, **deep, compile="off")
-    operations = uncompiled.choice.stacked.operations
+    operations = stacked_model(uncompiled).operations
     assert operations > 40 * 10  # several for each layer, forward and backward
-    assert uncompiled.executor.cutter.budget == operations * LAUNCHED
+    assert stacked_of(uncompiled).cutter.budget == operations * LAUNCHED
     assert uncompiled.settings.memory == operations * LAUNCHED * 8 / 2**30
     assert simulation(ragged, **deep, compile="on").settings.memory == 1 / 32
     assert simulation(ragged, **deep, compile="off", memory=1 / 64).settings.memory == 1 / 64
     assert simulation(ragged, ["adafedadam"], [0], compile="off").settings.memory == 1 / 32  # few operations
     # What the recipe records gives the same chunks again.
     again = simulation(ragged, **deep, compile="off", memory=uncompiled.settings.memory)
-    assert again.executor.cutter.budget == uncompiled.executor.cutter.budget
+    assert stacked_of(again).cutter.budget == stacked_of(uncompiled).cutter.budget
     assert again.settings == uncompiled.settings
 
 
@@ -54,7 +55,7 @@ def test_workers_do_not_share_rows_whose_operations_mostly_take_launching(
     ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "WORTH", 1)
-    cutter = simulation(ragged, ["adafedadam"], [0], model=deep_model, workers=2).executor.cutter
+    cutter = stacked_of(simulation(ragged, ["adafedadam"], [0], model=deep_model, workers=2)).cutter
     cutter.begin(0, ALONE)
     rows = cutter.rows("training")
     assert [len(part) for part in cutter.cut("training", rows)] == [len(ragged)]
@@ -65,16 +66,16 @@ def test_workers_do_not_share_rows_whose_operations_mostly_take_launching(
 @pytest.mark.parametrize(("largest", "probed"), [(5, 4), (200, 32)])
 def test_probes_are_not_padded_beyond_the_largest_client(largest: int, probed: int) -> None:
     federation = make_federation([2, 3, 3, 3, largest])
-    cutter = simulation(federation, ["adafedadam"], [0]).executor.cutter
+    cutter = stacked_of(simulation(federation, ["adafedadam"], [0])).cutter
     assert cutter.batch_sizes["gradient"] == probed
 
 
 @pytest.mark.parametrize("name", algorithms.REGISTRY)
 def test_the_loop_leaves_clients_out_of_groups_of_any_size(ragged: Federation, name: str) -> None:
-    bad = replace(ragged, inputs=ragged.inputs.clone())
-    bad.inputs[int(ragged.start[3])] = torch.nan
+    bad = replace(ragged, inputs=as_tensor(ragged.inputs).clone())
+    as_tensor(bad.inputs)[int(ragged.start[3])] = torch.nan
     one, three = (simulation(bad, [name], [0], engine="loop") for _ in range(2))
-    one.executor.together, three.executor.together = 1, 3
+    loop_of(one).together, loop_of(three).together = 1, 3
     one.step()
     three.step()
     assert one.left_out.tolist() == three.left_out.tolist() == [1]

@@ -11,7 +11,8 @@ from conftest import CLASSES, FEATURES, make_federation
 from fairwind import Federation, algorithms
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.stacked.model import LARGE
-from simulations import SOLVERS, assert_together, simulation
+from samples import as_tensor
+from simulations import SOLVERS, assert_together, simulation, stacked_model
 
 
 @pytest.fixture(autouse=True)
@@ -161,17 +162,17 @@ class Hooked(Net):
 def test_only_what_is_used_once_for_each_sample_is_left_as_factors(
     ragged: Federation, monkeypatch: pytest.MonkeyPatch, model: type[nn.Module], factored: list[str]
 ) -> None:
-    ragged.inputs[0] = 0
+    as_tensor(ragged.inputs)[0] = 0
 
     def made() -> Simulation:
         names = ["fedavg", "qfedavg", "adafedadam"]
         return simulation(ragged, names, [0, 1], device="cpu", model=lambda: model().double())
 
     left = made()
-    assert list(left.choice.stacked.factored.values()) == factored
+    assert list(stacked_model(left).factored.values()) == factored
     monkeypatch.setattr("fairwind.engine.stacked.model.LARGE", 1 << 40)
     formed = made()
-    assert not formed.choice.stacked.factored
+    assert not stacked_model(formed).factored
     assert_together(left, formed, rounds=3)
     torch.testing.assert_close(left.loss, formed.loss, equal_nan=True)
 
@@ -192,14 +193,14 @@ def test_frozen_layers_dropout_and_no_bias(ragged: Federation) -> None:
 def test_a_row_that_has_finished_stays_even_if_its_inputs_overflow() -> None:
     """Of two clients the short one waits beside the long one, on a batch that its model cannot take."""
     federation = make_federation([2, 45])
-    federation.inputs[:2] = 1e145  # after one step, what comes to the last layer is infinite
+    as_tensor(federation.inputs)[:2] = 1e145  # after one step, what comes to the last layer is infinite
 
     def model() -> nn.Module:
         layers = nn.Linear(FEATURES, 4), nn.Linear(4, 4), nn.Linear(4, CLASSES)
         return nn.Sequential(*layers).double()
 
     s = simulation(federation, ["fedavg"], [0], solver=SOLVERS["sgd"], device="cpu", model=model)
-    assert s.choice.stacked.factored
+    assert stacked_model(s).factored
     s.step()
     assert s.left_out.tolist() == [0]
 

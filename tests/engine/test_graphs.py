@@ -10,7 +10,7 @@ from fairwind import Federation, algorithms
 from fairwind.contract import CohortAlgorithm, GramAlgorithm
 from fairwind.engine.simulation import Simulation
 from replay import Replayer
-from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation
+from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation, stacked_of
 
 SEEING = CohortAlgorithm | GramAlgorithm  # whose servers decide on the host
 
@@ -28,7 +28,7 @@ def recorded_pair(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairwind.engine.stacked.executor.Graphs", Replayer)
         recorded = simulation(federation, names, [0, 1], workers=1, **options)
-    return plain, recorded, recorded.executor.round_graphs
+    return plain, recorded, stacked_of(recorded).round_graphs
 
 
 def test_a_recorded_round_drops_out_anew_and_can_be_restored(ragged: Federation) -> None:
@@ -66,7 +66,7 @@ def test_recorded_steps_are_the_steps(
     monkeypatch.setattr("fairwind.engine.stacked.executor.COUNTS", counts)
     options = {"solver": SOLVERS["uneven"], "participation": 0.7, "model": dropout_model}
     plain, recorded, _ = recorded_pair(ragged, list(algorithms.PAPER), **options)
-    replayer = recorded.executor.step_graphs
+    replayer = stacked_of(recorded).step_graphs
     assert_together(plain, recorded, rounds=5, tolerance=1e-12)
     assert replayer.replays > 10
 
@@ -83,5 +83,5 @@ def test_steps_recorded_once_rounds_are_not_share_their_memory(
     before = pools()
     for _ in range(5):
         s.step()
-    assert sum(graph is not None for graph in s.executor.step_graphs.recorded.values()) > 1
+    assert sum(graph is not None for graph in stacked_of(s).step_graphs.recorded.values()) > 1
     assert len(pools() - before) == 1

@@ -12,14 +12,15 @@ from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.stacked.chunks import evenly
-from simulations import Spoilt, run_short, simulation
+from samples import as_tensor
+from simulations import Spoilt, run_short, simulation, stacked_of
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 @pytest.mark.parametrize("name", algorithms.REGISTRY)
 def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: str) -> None:
     federation = make_federation([10, 20, 30])
-    broken = federation.inputs.clone()
+    broken = as_tensor(federation.inputs).clone()
     broken[10:30] += 1000  # client 1
     ill = simulation(replace(federation, inputs=broken), [name], [0], engine=engine, model=Spoilt)
     well = simulation(federation, [name], [0], engine=engine, model=Spoilt)
@@ -58,7 +59,7 @@ def test_weights_beyond_float32_do_not_stop_a_run(spec: str, engine: str) -> Non
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 def test_with_every_client_nan_the_model_stays_and_the_run_says_so(engine: str) -> None:
     federation = make_federation([10, 20])
-    broken = replace(federation, inputs=federation.inputs + 1000)
+    broken = replace(federation, inputs=as_tensor(federation.inputs) + 1000)
     ill = simulation(broken, list(algorithms.PAPER), [0], engine=engine, model=Spoilt)
     start = ill.x.clone()
     ill.step()
@@ -90,7 +91,7 @@ def test_a_chunk_that_does_not_fit_is_halved(
     for each in (whole, halved):
         each.run()
     assert any(failures)
-    assert halved.executor.cutter.budget < whole.executor.cutter.budget
+    assert stacked_of(halved).cutter.budget < stacked_of(whole).cutter.budget
     torch.testing.assert_close(halved.x, whole.x, rtol=1e-12, atol=1e-13)
     assert torch.equal(halved.left_out, whole.left_out)
 

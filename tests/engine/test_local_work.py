@@ -21,6 +21,7 @@ from fairwind.engine.schedule import Planner
 from fairwind.engine.simulation import Simulation
 from fairwind.runs.recipe import Recipe, changed_settings, settings_of
 from fairwind.study.runs import RunKey
+from samples import as_tensor
 from simulations import assert_together, dropout_model, simulation
 
 WORK = {
@@ -56,7 +57,9 @@ def round_by_hand(
         for batch in batches_by_hand(size, steps, 0, round, k):
             at = int(data.start[k]) + torch.tensor(batch)
             optimizer.zero_grad()
-            F.cross_entropy(model(data.inputs[at]), data.targets[at]).backward()
+            torch.autograd.backward(
+                F.cross_entropy(model(as_tensor(data.inputs)[at]), as_tensor(data.targets)[at])
+            )
             optimizer.step()
         updates.append([a - p.detach() for a, p in zip(x, model.parameters(), strict=True)])
         taken.append(steps)

@@ -96,7 +96,7 @@ class ByHand:
                 for batch in epoch.split(self.size):
                     optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
                     optimizer.zero_grad()
-                    self.of_batch(batch).backward()
+                    torch.autograd.backward(self.of_batch(batch))
                     optimizer.step()
                     steps += 1
             updates.append(self.x - self.flat())

@@ -11,7 +11,8 @@ from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
 from fairwind import Federation, Settings, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from simulations import SOLVERS, assert_together, dropout_model, simulation
+from samples import as_tensor
+from simulations import SOLVERS, assert_together, dropout_model, simulation, stacked_of
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -78,10 +79,10 @@ def test_a_run_does_not_depend_on_what_is_stacked_beside_it(
 def test_chunking_changes_nothing(ragged: Federation, budget: int) -> None:
     names = list(algorithms.PAPER)
     whole, chunked = (simulation(ragged, names, [0, 1], workers=1) for _ in range(2))
-    chunked.executor.cutter.budget = budget
+    stacked_of(chunked).cutter.budget = budget
     assert_together(whole, chunked)
-    assert len(whole.executor.kept["training"]) == 1
-    assert len(chunked.executor.kept.get("training", [None] * 99)) > 1
+    assert len(stacked_of(whole).kept["training"]) == 1
+    assert len(stacked_of(chunked).kept.get("training", [None] * 99)) > 1
 
 
 def test_padding_never_touches_another_clients_samples(ragged: Federation) -> None:
@@ -90,7 +91,7 @@ def test_padding_never_touches_another_clients_samples(ragged: Federation) -> No
     def root(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.abs().sum(1).sqrt()
 
-    inputs = ragged.inputs.clone()
+    inputs = as_tensor(ragged.inputs).clone()
     inputs[: int(ragged.train[0] + ragged.test[0])] = 0
     federation = replace(ragged, inputs=inputs)
     model = nn.Linear(FEATURES, CLASSES, bias=False).double()

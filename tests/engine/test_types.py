@@ -8,6 +8,7 @@ from conftest import DEVICE, make_model
 from fairwind import Federation
 from fairwind.errors import InputError
 from own_algorithms import OWN
+from samples import as_tensor
 from simulations import SOLVERS, simulation
 
 NAMES = ["fedprox", "scaffold", "mimelite", "mime", "ditto", *OWN]
@@ -66,7 +67,9 @@ def test_personal_models_are_evaluated_beside_the_global_one(ragged: Federation)
         module = make_model()
         torch.nn.utils.vector_to_parameters(values[k].cpu(), module.parameters())
         samples = slice(begin, begin + int(sizes[k]))
-        loss = nn.functional.cross_entropy(module(ragged.inputs[samples]), ragged.targets[samples])
+        loss = nn.functional.cross_entropy(
+            module(as_tensor(ragged.inputs)[samples]), as_tensor(ragged.targets)[samples]
+        )
         torch.testing.assert_close(one.loss[3, k].cpu(), loss.detach().double())
     kept = one.state_dict(3)
     assert {name: tuple(value.shape[1:]) for name, value in kept.items()} == {

@@ -295,7 +295,7 @@ def ordinary_app(task: Task) -> ClientApp:
         inputs, targets = federation.at(slice(begin, begin + int(federation.train[k])))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-        loss.backward()
+        torch.autograd.backward(loss)
         norm = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm()
         optimizer.step()
         metrics = {"num-examples": len(inputs), "loss": loss.item(), "grad-norm": norm.item()}

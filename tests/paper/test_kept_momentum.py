@@ -16,6 +16,7 @@ from fairwind.engine.checks import build
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from kept_momentum import REPORTED, STARTS, KeptMomentum
+from samples import as_tensor
 
 SEEDS = 0, 1
 ROUNDS = 3
@@ -35,7 +36,7 @@ def copies() -> Federation:
     tested = make_federation([7] * 5)
     clients = []
     for k, n in enumerate([3, 17, 9, 1, 8]):  # part of a batch, several and a part, one, two whole ones
-        x, y = (each[7 * k : 7 * (k + 1)] for each in (tested.inputs, tested.targets))
+        x, y = (each[7 * k : 7 * (k + 1)] for each in (as_tensor(tested.inputs), as_tensor(tested.targets)))
         clients.append({"train": (x[:1].repeat(n, 1), y[:1].repeat(n)), "test": (x[1:], y[1:])})
     return Federation.from_clients(clients, classes=CLASSES)
 
@@ -88,7 +89,9 @@ def fedavg_of_kept_optimizers(task: Task, solver: Solver, orders: list[tuple[Ten
             for batch in samples.split(solver.batch_size):
                 optimizer.zero_grad()
                 outputs = client(task.federation.inputs[batch])
-                nn.functional.cross_entropy(outputs, task.federation.targets[batch]).backward()
+                torch.autograd.backward(
+                    nn.functional.cross_entropy(outputs, as_tensor(task.federation.targets)[batch])
+                )
                 optimizer.step()
         sizes = torch.tensor([len(samples) for samples in order], dtype=torch.float64)
         trained = [client.state_dict() for client in clients]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fairwind as fw
+from samples import as_dict, as_tensor
 
 SIZES = 40, 25, 60
 LENGTH, CLASSES = 6, 4
@@ -383,7 +384,9 @@ def test_a_language_model_computes_its_own_loss() -> None:
         begin = int(federation.start[k] + federation.train[k])
         test = slice(begin, begin + int(federation.test[k]))
         with torch.no_grad():
-            loss = float(model(**{name: each[test] for name, each in federation.inputs.items()}).loss)
+            loss = float(
+                model(**{name: each[test] for name, each in as_dict(federation.inputs).items()}).loss
+            )
         assert float(result.loss[k]) == pytest.approx(loss, rel=1e-5)
         assert float(result.score[k]) == pytest.approx(math.exp(loss), rel=1e-5)
     with pytest.raises(fw.InputError, match=r"'accuracy' does not fit.*shifted by one.*'perplexity'"):
@@ -438,8 +441,8 @@ def test_the_readmes_example_prints_what_a_hand_written_check_prints(name: str) 
             begin = int(task.federation.start[k] + task.federation.train[k])
             test = slice(begin, begin + int(task.federation.test[k]))
             with torch.no_grad():
-                outputs = model(task.federation.inputs[test]).squeeze(1)
-            targets = task.federation.targets[test]
+                outputs = model(as_tensor(task.federation.inputs)[test]).squeeze(1)
+            targets = as_tensor(task.federation.targets)[test]
             right = 100 * ((outputs > 0) == (targets > 0.5)).double().mean()
             expected.append(
                 float(right if name == "one logit" else (outputs - targets).square().mean().sqrt())

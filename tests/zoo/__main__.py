@@ -47,7 +47,7 @@ def check(specimen: Specimen) -> tuple[int, float, bool]:
         start = perf_counter()
         optimizer.zero_grad()
         losses = (specimen.loss or cross_entropy)(call(model, inputs), targets)
-        losses.mean().backward()
+        torch.autograd.backward(losses.mean())
         optimizer.step()
         milliseconds = 1000 * (perf_counter() - start)
         model.eval()
