@@ -28,7 +28,8 @@ def client_batches(planner: Planner, seeds: list[int], round: int, i: int) -> li
 
 def batches_by_hand(size: int, steps: int, seed: int, round: int, client: int) -> list[list[int]]:
     """The first batches of four of an endless row of epochs, each sorted by the hashes of its samples."""
-    found, epoch = [], 0
+    found: list[list[int]] = []
+    epoch = 0
     while len(found) < steps:
         key = mix(mix(fold(ORDER, seed, round), client), epoch)
         order = sorted(range(size), key=lambda place: mix(key, place))

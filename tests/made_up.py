@@ -59,7 +59,12 @@ def write_run(
     matrix[:, 0] = np.nan  # a client without test samples
     each = np.array(curves, dtype=np.float32).reshape(len(runs), 5, clients)
     each[..., 0] = np.nan
-    arrays = {"score": matrix, "loss": matrix / 10, "train_size": size * 10 + 10, "test_size": size}
+    arrays: dict[str, np.ndarray] = {
+        "score": matrix,
+        "loss": matrix / 10,
+        "train_size": size * 10 + 10,
+        "test_size": size,
+    }
     arrays["curves"] = np.ascontiguousarray(each.transpose(1, 0, 2))
     names = json.dumps([str(k) for k in range(clients)])
     metadata = {"rounds": "[0, 10, 20, 30, 40]", "names": names}

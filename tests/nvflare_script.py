@@ -29,10 +29,11 @@ def main(spec: str) -> None:
             flare.send(as_model(Judged(size, size, loss.item(), {"accuracy": 50.0})))
             continue
         torch.autograd.backward(loss)
-        norm = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm().item()
+        norm = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).norm().item()
         after = deepcopy(model)
         with torch.no_grad():
             for new, old in zip(after.parameters(), model.parameters(), strict=True):
+                assert old.grad is not None
                 new -= LR * old.grad
         first_loss = loss.item() if first_loss is None else first_loss
         numbers = {"size": size, "lr": LR, "steps": 1, "loss": loss.item(), "grad_norm": norm}

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from fairwind import algorithms
-from fairwind.contract import AnyAlgorithm, Cohort, CohortAlgorithm, GramAlgorithm, Local, LocalAlgorithm
+from fairwind.contract import (
+    AnyAlgorithm,
+    Cohort,
+    CohortAlgorithm,
+    GramAlgorithm,
+    Local,
+    LocalAlgorithm,
+    Stateless,
+)
 
 
 class Seen(NamedTuple):
@@ -53,7 +61,7 @@ def scaled() -> AnyAlgorithm:
     local: Local[Seen] = Local(lambda loss: 1 / (1 + loss), 0.3, lambda s: s.loss)
 
     def server(x: Tensor, s: Seen, total: Tensor, sums: Any) -> tuple[Tensor, Seen]:
-        new, _ = mean.server(x, None, total, sums)
+        new, _ = mean.server(x, Stateless(), total, sums)
         return new, Seen(0.1 * (x - new))
 
     return LocalAlgorithm(lambda x: Seen(torch.zeros_like(x)), mean.client, server, "none", local)

@@ -79,7 +79,7 @@ def run_short(monkeypatch: pytest.MonkeyPatch, kind: str, fits: int) -> list[int
     return failures
 
 
-def dropout_model() -> nn.Module:
+def dropout_model() -> nn.Sequential:
     layers = nn.Linear(FEATURES, 8), nn.Dropout(0.3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
     return nn.Sequential(*layers).double()
 

@@ -25,7 +25,7 @@ def models(federation: Federation, runs: dict[str, AnyAlgorithm], solver: Solver
 def test_q_0_is_the_unweighted_mean() -> None:
     """FedAvg weighs by size, so it is the unweighted mean where clients are of one size but not otherwise."""
     solver = Solver(lr=0.1)
-    runs = {"q": algorithms.qfedavg(q=0), "mean": algorithms.fedavg()}
+    runs: dict[str, AnyAlgorithm] = {"q": algorithms.qfedavg(q=0), "mean": algorithms.fedavg()}
     q, mean = models(make_federation([20, 20, 20]), runs, solver)
     torch.testing.assert_close(q, mean)
     q, mean = models(make_federation([5, 20, 40]), runs, solver)
@@ -35,7 +35,7 @@ def test_q_0_is_the_unweighted_mean() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_equal_steps_make_fednova_fedavg(momentum: float) -> None:
     solver = Solver(lr=0.1, momentum=momentum)
-    runs = {"nova": algorithms.fednova(), "avg": algorithms.fedavg()}
+    runs: dict[str, AnyAlgorithm] = {"nova": algorithms.fednova(), "avg": algorithms.fedavg()}
     nova, avg = models(
         make_federation([21, 22, 23]), runs, solver
     )  # 16 to 18 training samples: two steps each

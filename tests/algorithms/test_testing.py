@@ -1,12 +1,12 @@
 """The contract as one call, for authors of algorithms."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from fairwind import Algorithm, Contribution, Report, Stateless
+from fairwind import Contribution, Report, Stateless
 from fairwind.algorithms import REGISTRY, fedavg
 from fairwind.testing import check_algorithm
 
@@ -26,11 +26,11 @@ def test_the_algorithms_here_keep_the_contract(name: str) -> None:
     check_algorithm(REGISTRY[name]())
 
 
-def normalised(r: Report) -> Contribution:
+def normalised(r: Report) -> Contribution[Sums]:
     return Contribution(r.size / r.size.sum(), Sums(r.size))
 
 
-def summed(r: Report) -> Contribution:
+def summed(r: Report) -> Contribution[Sums]:
     return Contribution(r.size, Sums(r.size.sum()))
 
 
@@ -70,6 +70,6 @@ class Counting:
         ("fedavg", "is not a fairwind.Algorithm"),
     ],
 )
-def test_what_breaks_it_is_named(broken: Algorithm, said: str) -> None:
+def test_what_breaks_it_is_named(broken: Any, said: str) -> None:
     with pytest.raises(AssertionError, match=said):
         check_algorithm(broken)

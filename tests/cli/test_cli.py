@@ -44,7 +44,7 @@ def numbers(directory: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("cli") / "run"
     done = fairwind("compare", SMALL, "--rounds", "30", "--out", directory, *QUICK)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from torch import Tensor
 from conftest import DEVICE, Point, half_square, make_federation, make_model, points
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
+from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.stacked.chunks import evenly
 from samples import as_tensor
@@ -18,7 +19,7 @@ from simulations import Spoilt, run_short, simulation, stacked_of
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 @pytest.mark.parametrize("name", algorithms.REGISTRY)
-def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: str) -> None:
+def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: Engine) -> None:
     federation = make_federation([10, 20, 30])
     broken = as_tensor(federation.inputs).clone()
     broken[10:30] += 1000  # client 1
@@ -37,7 +38,7 @@ def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: str)
 
 @pytest.mark.parametrize("spec", ["adafedadam:alpha=40", "qfedavg:q=40"])
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
-def test_weights_beyond_float32_do_not_stop_a_run(spec: str, engine: str) -> None:
+def test_weights_beyond_float32_do_not_stop_a_run(spec: str, engine: Engine) -> None:
     """A lag or a loss of about 0.05 to the power 40 is far below what float32 can hold."""
     federation = points(torch.tensor([[1.0], [1.02]]), [8, 8])
     solver = Solver(lr=0.2)
@@ -57,7 +58,7 @@ def test_weights_beyond_float32_do_not_stop_a_run(spec: str, engine: str) -> Non
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
-def test_with_every_client_nan_the_model_stays_and_the_run_says_so(engine: str) -> None:
+def test_with_every_client_nan_the_model_stays_and_the_run_says_so(engine: Engine) -> None:
     federation = make_federation([10, 20])
     broken = replace(federation, inputs=as_tensor(federation.inputs) + 1000)
     ill = simulation(broken, list(algorithms.PAPER), [0], engine=engine, model=Spoilt)

@@ -24,7 +24,7 @@ from fairwind.study.runs import RunKey
 from samples import as_tensor
 from simulations import assert_together, dropout_model, simulation
 
-WORK = {
+WORK: dict[str, dict[str, Any]] = {
     "steps": {"steps": 7},
     "drawn steps": {"steps": (2, 15)},
     "half an epoch": {"epochs": 0.5},

@@ -1,6 +1,7 @@
 """The execution plan: one record of how a comparison is computed, with the reason for each part."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_every_part_has_a_reason_in_results_and_on_paper(tmp_path: Path) -> None
 
 def test_given_settings_are_the_reason() -> None:
     s = simulation(engine="stacked", compile="off", workers=1, memory=0.5, device="cpu")
-    assert s.plan.steps == ("eager", "compile=off")
+    assert tuple(s.plan.steps) == ("eager", "compile=off")
     assert s.plan.workers == (1, "workers=1")
     assert s.plan.memory == (0.5, "memory=0.5")
     assert s.plan.device == ("cpu", "device=cpu")
@@ -103,8 +104,6 @@ def test_explain_shows_the_plan_and_trains_nothing(
 
 def test_simulations_and_federated_clients_are_built_by_one_function() -> None:
     """So that a client of a real federation trains as the simulated one."""
-    import fairwind.engine.simulation as in_simulation
-    import fairwind.exchange.client as in_federation
-
-    used: list[Any] = [in_simulation.build_executor, in_federation.build_executor]
+    modules = [import_module(f"fairwind.{name}") for name in ("engine.simulation", "exchange.client")]
+    used = [vars(module)["build_executor"] for module in modules]
     assert used == [build_executor] * 2

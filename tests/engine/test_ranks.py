@@ -105,7 +105,7 @@ def assert_same_history(
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> tuple[Simulation, Path]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulation, Path]:
     """A comparison that one process finished; and its directory, as it was after round 4."""
     path = tmp_path_factory.mktemp("ranks") / "run"
     recipe = Compare(SMALL, **OPTIONS).recipe()

@@ -1,5 +1,6 @@
 """The stacked executor computes what a plain loop computes, whatever is stacked beside it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_dropout_drops_the_same_units_in_either_executor(ragged: Federation) -> 
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    return nn.Sequential(*(layer for layer in model if not isinstance(layer, nn.Dropout)))
+    return nn.Sequential(*(layer for layer in model.children() if not isinstance(layer, nn.Dropout)))
 
 
 @pytest.mark.parametrize("options", [{}, {"clients_per_round": 4, "solver": SOLVERS["uneven"]}])
@@ -102,7 +103,7 @@ def test_padding_never_touches_another_clients_samples(ragged: Federation) -> No
         )
         for e in ("stacked", "loop")
     ]
-    assert_together(*pair, rounds=3)
+    assert_together(pair[0], pair[1], rounds=3)
     assert pair[0].left_out.tolist() == pair[1].left_out.tolist() == [3] * 5
 
 
@@ -113,11 +114,11 @@ def test_probes_are_paid_for_only_by_algorithms_that_ask(
 
     counted = {"loss": 0, "gradient": 0}
 
-    def counting(made, probe):
-        def make(model):
+    def counting(made: Callable[..., Any], probe: str) -> Callable[..., Any]:
+        def make(model: object) -> Callable[..., Any]:
             step = made(model)
 
-            def counted_step(rows, *rest):
+            def counted_step(rows: Any, *rest: Any) -> Any:
                 counted[probe] += len(rows.loss)
                 return step(rows, *rest)
 

@@ -10,6 +10,7 @@ from conftest import DEVICE
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import cross_entropy
+from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
 from fairwind.scores import accuracy
 from zoo import ZOO, Specimen
@@ -18,7 +19,7 @@ NAMES = ("fedavg", "adafedadam", "fednova")
 REFUSED = {"batch-norm": "use nn.GroupNorm", "batch-norm-without-statistics": "use nn.GroupNorm"}
 
 
-def simulation(specimen: Specimen, engine: str) -> Simulation:
+def simulation(specimen: Specimen, engine: Engine) -> Simulation:
     clients = specimen.clients()
     federation = Federation.from_clients(clients, train=0.7)
     runs = [Run(name, algorithms.build(name), 0) for name in NAMES]

@@ -363,7 +363,8 @@ def test_fedavg_is_flowers_own(task: Task) -> None:
     ours = WeightsStrategy("fedavg", task, bounds=UNBOUNDED)
     ours.start(InProcessGrid(ordinary_app(task), len(SIZES)), num_rounds=3, timeout=5)
     theirs = flowers.FedAvg(fraction_evaluate=0.0)
-    start = WeightsStrategy("fedavg", task)._outgoing()
+    first = WeightsStrategy("fedavg", task).aggregator.weights()
+    start = ArrayRecord({name: Array(value) for name, value in first.items()})
     result = theirs.start(InProcessGrid(ordinary_app(task), len(SIZES)), start, num_rounds=3, timeout=5)
     for name, value in ours.aggregator.weights().items():
         np.testing.assert_allclose(value, result.arrays[name].numpy(), rtol=1e-4, atol=1e-6)

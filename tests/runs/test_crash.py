@@ -64,7 +64,7 @@ class Undisturbed:
 
 
 @pytest.fixture(scope="module", params=DOORS)
-def undisturbed(request: pytest.FixtureRequest, tmp_path_factory) -> Undisturbed:
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return Undisturbed(tmp_path_factory.mktemp(request.param), request.param)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from forked import bits, strays
 SMALL = "synthetic:clients=6,features=5,classes=3"
 ALGORITHMS = ["fedavg", "adafedadam"]
 
+Refused = Callable[..., str]  # runs a command that must fail; what it says
+
 
 def compare(out: Path, **options: Any) -> fairwind.Comparison:
     given: dict[str, Any] = {
@@ -42,7 +45,7 @@ def compare(out: Path, **options: Any) -> fairwind.Comparison:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("directory") / "run"
     compare(path)
     return path
@@ -50,11 +53,11 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def copy(finished: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(finished, tmp_path / "run")
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.fixture
-def refused(monkeypatch, capsys):
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
     """What a command says that must fail: one line of error, exit code 2."""
 
     def run(*words: object) -> str:
@@ -245,7 +248,7 @@ def test_a_report_that_nobody_reads_is_written(copy: Path) -> None:
     assert len(list((copy / "figures").iterdir())) == 12
 
 
-def test_seconds_that_are_no_number_are_one_line(refused, tmp_path: Path) -> None:
+def test_seconds_that_are_no_number_are_one_line(refused: Refused, tmp_path: Path) -> None:
     words = "--checkpoint-every", "nan"
     assert "checkpoint_every=nan is out of range" in refused(
         "compare", SMALL, *words, "--out", tmp_path / "run"
@@ -253,7 +256,7 @@ def test_seconds_that_are_no_number_are_one_line(refused, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
-def test_a_recipe_that_is_a_list_is_one_line(copy: Path, refused) -> None:
+def test_a_recipe_that_is_a_list_is_one_line(copy: Path, refused: Refused) -> None:
     (copy / "recipe.json").write_text("[]")
     shutil.rmtree(copy / "checkpoints")
     assert "recipe.json is damaged (not a JSON object)" in refused("resume", copy)
@@ -271,7 +274,7 @@ def test_a_lost_recipe_is_made_again_from_a_checkpoint(text: str | None, copy: P
     assert bits(copy) == bits(finished)
 
 
-def test_a_changed_number_in_a_recipe_is_noticed(copy: Path, refused) -> None:
+def test_a_changed_number_in_a_recipe_is_noticed(copy: Path, refused: Refused) -> None:
     recipe = copy / "recipe.json"
     recipe.write_text(recipe.read_text().replace('"lr": 0.01', '"lr": 0.02'))
     shutil.rmtree(copy / "checkpoints")
@@ -299,7 +302,7 @@ def test_a_page_from_python_shows_no_damaged_file(copy: Path) -> None:
         found.report()
 
 
-def test_results_without_content_are_damaged(copy: Path, refused) -> None:
+def test_results_without_content_are_damaged(copy: Path, refused: Refused) -> None:
     (copy / "results.json").write_text("{}")
     assert f"{copy / 'results.json'} is damaged: 'fairwind resume {copy}'" in refused("report", copy)
 

@@ -1,4 +1,5 @@
 import math
+from random import Random
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_gini_and_jain_are_their_definitions(values: list[float]) -> None:
 
 
 @given(accuracies, st.randoms())
-def test_client_order_does_not_matter(values: list[float], random) -> None:
+def test_client_order_does_not_matter(values: list[float], random: Random) -> None:
     sizes = [i % 7 + 1 for i in range(len(values))]
     order = list(range(len(values)))
     random.shuffle(order)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,9 @@ def emptied(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [changed_number, flipped, cut, emptied, Path.unlink])
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_run_is_named_and_trained_again(name: str, damage, copy: Path, swept: Path) -> None:
+def test_a_damaged_run_is_named_and_trained_again(
+    name: str, damage: Callable[[Path], object], copy: Path, swept: Path
+) -> None:
     (run,) = (copy / "runs").iterdir()
     damage(run / name)
     _, (passed,) = read_runs(copy)

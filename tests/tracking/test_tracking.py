@@ -44,7 +44,8 @@ def told(compared: fw.Comparison, metric: str = "worst30") -> Rounds:
 def read_tensorboard(folder: Path, metric: str) -> tuple[Rounds, dict[str, str], Path]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found, settings = {}, ""
+    found: Rounds = {}
+    settings = ""
     for run in sorted({file.parent for file in folder.glob("run/*/*/events*")}):
         events = EventAccumulator(str(run))
         events.Reload()
@@ -63,7 +64,7 @@ def read_mlflow(folder: Path, metric: str) -> tuple[Rounds, dict[str, str], Path
     (experiment,) = (e for e in client.search_experiments() if e.name == "run")
     runs = client.search_runs([experiment.experiment_id])
     (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    found = {}
+    found: Rounds = {}
     for run in runs:
         if run is not parent:
             assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
@@ -79,7 +80,9 @@ def read_mlflow(folder: Path, metric: str) -> tuple[Rounds, dict[str, str], Path
 def read_wandb(folder: Path, metric: str) -> tuple[Rounds, dict[str, str], Path]:
     from wandb.proto.wandb_internal_pb2 import Record
 
-    found, settings, page = {}, {}, Path()
+    found: Rounds = {}
+    settings: dict[str, str] = {}
+    page = Path()
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         records = [Record.FromString(data) for data in leveldb_log(file)]
         (run,) = (r.run for r in records if r.HasField("run"))

@@ -1,6 +1,8 @@
 """Models of texts: recurrent layers, attention, embeddings."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ WIDTH = 8
 class Recurrent(nn.Module):
     """Classifies the mean state."""
 
-    def __init__(self, kind: type[nn.RNNBase], **options: bool | float | str) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.layers = kind(WIDTH, 5, batch_first=True, **options)
@@ -149,7 +151,7 @@ class Attention(nn.Module):
         return out
 
 
-def encoder_layer(**options: bool | float) -> nn.TransformerEncoderLayer:
+def encoder_layer(**options: Any) -> nn.TransformerEncoderLayer:
     return nn.TransformerEncoderLayer(WIDTH, 2, dim_feedforward=12, batch_first=True, **options)
 
 
