@@ -76,7 +76,8 @@ class Drawings:
     """What the drawing library made, by what it was given: it is slow, and must not run after a fork."""
 
     def __init__(self, file: Path):
-        self.file, self.known = file, {}
+        self.file = file
+        self.known: dict[Any, Any] = {}
 
     def learn(self, act: Callable[[], object], folder: Path) -> Ended:
         """Runs a function in a child, and keeps what is drawn there."""

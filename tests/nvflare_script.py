@@ -34,7 +34,7 @@ def main(spec: str) -> None:
         with torch.no_grad():
             for new, old in zip(after.parameters(), model.parameters(), strict=True):
                 assert old.grad is not None
-                new -= LR * old.grad
+                new.sub_(LR * old.grad)
         first_loss = loss.item() if first_loss is None else first_loss
         numbers = {"size": size, "lr": LR, "steps": 1, "loss": loss.item(), "grad_norm": norm}
         flare.send(as_model(report_update(model, after, first_loss=first_loss, **numbers)))

@@ -194,15 +194,15 @@ def test_other_things_in_the_place_of_an_algorithm_or_a_federation_are_refused()
     federation, model = make_federation([12, 30]), make_model()
     task = fw.Task(model, federation)
     with pytest.raises(fw.InputError, match="is not an algorithm"):
-        fw.simulate(task, fw.algorithms.fedavg, rounds=1)
+        fw.simulate(task, fw.algorithms.fedavg, rounds=1)  # type: ignore[arg-type]
     with pytest.raises(fw.InputError, match="unknown algorithm 'fedavgg': did you mean 'fedavg'"):
         fw.simulate(task, "fedavgg", rounds=1)
     with pytest.raises(fw.InputError, match="is not a federation"):
-        fw.Task(model, [(1, 2)])
+        fw.Task(model, [(1, 2)])  # type: ignore[arg-type]
     with pytest.raises(fw.InputError, match="is not a model"):
-        fw.Task(3, federation)
+        fw.Task(3, federation)  # type: ignore[arg-type]
     with pytest.raises(fw.InputError, match="is not a task"):
-        fw.compare(model, "fedavg")
+        fw.compare(model, "fedavg")  # type: ignore[arg-type]
 
 
 def test_models_that_cannot_train_are_refused() -> None:

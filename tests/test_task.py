@@ -65,7 +65,7 @@ def assert_same_bits(one: Path, other: Path) -> None:
 @pytest.mark.slow
 def test_a_users_file_is_compared_killed_resumed_and_reported(own: Path, tmp_path: Path) -> None:
     algorithms = ["fedavg", "adafedadam", f"{own}:half"]
-    options: dict[str, Any] = [
+    options = [
         "--algorithms",
         *algorithms,
         "--seeds",
@@ -186,7 +186,7 @@ def test_from_python_a_stopped_comparison_goes_on_with_the_same_bits(tmp_path: P
     task = fw.Task(make_model, make_federation([12, 30, 7]), rounds=12, name="three")
 
     def compare(out: str, **given: Any) -> fw.Comparison:
-        own = {"fair": fw.algorithms.adafedadam(alpha=2), "fedavg": "fedavg"}
+        own: dict[str, Any] = {"fair": fw.algorithms.adafedadam(alpha=2), "fedavg": "fedavg"}
         options: dict[str, Any] = {"seeds": [0, 1], "eval_every": 2, "checkpoint_every": 0, "progress": False}
         return fw.compare(task, own, out=tmp_path / out, **options | given)
 

@@ -59,14 +59,14 @@ class Counting:
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        (GOOD._replace(client=normalised), "depends on the other clients"),
-        (GOOD._replace(client=summed), "not \\(5,\\)"),
-        (GOOD._replace(server=upwards), "move against it"),
-        (GOOD._replace(server=in_place), "changes what it is given"),
-        (GOOD._replace(server=Counting()), "something else the second time"),
-        (GOOD._replace(init=lambda x: Memory(x.new_zeros(1)), server=growing), "'steps' changes its shape"),
-        (GOOD._replace(init=lambda x: x), "not a NamedTuple"),
-        (GOOD._replace(probe="losses"), "probe='losses'"),
+        (GOOD._replace(client=normalised), "depends on the other clients"),  # type: ignore[arg-type]
+        (GOOD._replace(client=summed), "not \\(5,\\)"),  # type: ignore[arg-type]
+        (GOOD._replace(server=upwards), "move against it"),  # type: ignore[arg-type]
+        (GOOD._replace(server=in_place), "changes what it is given"),  # type: ignore[arg-type]
+        (GOOD._replace(server=Counting()), "something else the second time"),  # type: ignore[arg-type]
+        (GOOD._replace(init=lambda x: Memory(x.new_zeros(1)), server=growing), "'steps' changes its shape"),  # type: ignore[arg-type, return-value]
+        (GOOD._replace(init=lambda x: x), "not a NamedTuple"),  # type: ignore[arg-type, return-value]
+        (GOOD._replace(probe="losses"), "probe='losses'"),  # type: ignore[arg-type]
         ("fedavg", "is not a fairwind.Algorithm"),
     ],
 )

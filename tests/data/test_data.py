@@ -67,7 +67,7 @@ def test_leaf_synthetic_is_leafs() -> None:
     assert len(federation) == 100
     assert as_tensor(federation.inputs).shape[1] == 60
     assert federation.classes == 10
-    assert set(as_tensor(federation.targets).unique().tolist()) <= set(range(10))
+    assert set(as_tensor(federation.targets).unique().tolist()) <= set(range(10))  # type: ignore[no-untyped-call]
     sizes = federation.train + federation.test
     assert sizes.min() >= 5
     assert sizes.max() <= 1000

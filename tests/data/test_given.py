@@ -557,7 +557,7 @@ def masked(at: int | None) -> Any:
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [
-        (np.ma.masked_all((10, 5)), LABELS, r"client 'ann': inputs are masked, first at \[0, 0\]: fill"),
+        (np.ma.masked_all((10, 5)), LABELS, r"client 'ann': inputs are masked, first at \[0, 0\]: fill"),  # type: ignore[no-untyped-call]
         (masked(37), LABELS, r"client 'ann': inputs are masked, first at \[7, 2\]"),
         (list(masked(37)), LABELS, r"client 'ann': inputs of sample 7 are masked, first at \[2\]"),
         ({"a": masked(0), "b": NUMBERS}, LABELS, "client 'ann': inputs a are masked"),

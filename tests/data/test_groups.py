@@ -147,7 +147,7 @@ def test_groups_that_do_not_fit_are_refused(groups: Any, message: str) -> None:
         lambda: replace(Federation.from_clients(CLIENTS), groups=groups),
     ):
         with pytest.raises(InputError) as caught:
-            door()
+            door()  # type: ignore[no-untyped-call]
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
 
@@ -500,7 +500,7 @@ def test_the_documented_example_runs(capsys: pytest.CaptureFixture[str]) -> None
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", text.partition("## Groups")[2], re.S)[:2]
     exec(compile(code, "tasks.md", "exec"), {})
     said, shape = capsys.readouterr().out, lambda out: re.sub(r"[\d.±\s─]+", " ", out)
-    assert shape(said).split() == shape(shown).split()
+    assert shape(said).split() == shape(shown).split()  # type: ignore[no-untyped-call]
 
 
 def test_personal_models_are_measured_by_group_too() -> None:

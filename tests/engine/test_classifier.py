@@ -15,6 +15,7 @@ from fairwind.engine.backends.classifier import Classifier
 from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
+from fairwind.engine.stacked.chunks import Kind
 from samples import as_tensor
 from simulations import SOLVERS, assert_together, simulation, stacked_of
 
@@ -89,7 +90,7 @@ def test_it_trains_and_probes_as_the_uncompiled_steps_do(
     ],
 )
 def test_other_modified_steps_are_left_to_general_code(
-    names: list[str], kinds: set[str], recwarn: pytest.WarningsRecorder
+    names: list[str], kinds: set[Kind], recwarn: pytest.WarningsRecorder
 ) -> None:
     """An s that depends on the loss, and g(y) − g(x)."""
 
@@ -232,7 +233,7 @@ def test_which_steps_it_takes(
     assert applied(made, "gradient") is applied(made, "loss") is probes
 
 
-def applied(made: Simulation, kind: str) -> bool:
+def applied(made: Simulation, kind: Kind) -> bool:
     return has_handwritten_step(kind, stacked_of(made).workers.states[0][kind], made.settings.solver)
 
 

@@ -1,5 +1,6 @@
 """Gradients left as factors are the gradients, and are left so only where that is true."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ def _small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairwind.engine.stacked.model.LARGE", 1)
 
 
-def on_cpu(federation: Federation, names: tuple[str, ...] = algorithms.PAPER, **options: Any):
+def on_cpu(
+    federation: Federation, names: Sequence[str] = algorithms.PAPER, **options: Any
+) -> tuple[Simulation, Simulation]:
     """A simulation of all algorithms of the paper, and the same as a loop."""
-    names = list(names)
     stacked = simulation(federation, names, [0, 1], device="cpu", **options)
     options["compile"] = "off"
     return stacked, simulation(federation, names, [0, 1], device="cpu", engine="loop", **options)

@@ -7,12 +7,9 @@ import torch
 
 from conftest import DEVICE
 from fairwind import Federation, algorithms
-from fairwind.contract import CohortAlgorithm, GramAlgorithm
 from fairwind.engine.simulation import Simulation
 from replay import Replayer
 from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation, stacked_of
-
-SEEING = CohortAlgorithm | GramAlgorithm  # whose servers decide on the host
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +25,8 @@ def recorded_pair(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairwind.engine.stacked.executor.Graphs", Replayer)
         recorded = simulation(federation, names, [0, 1], workers=1, **options)
-    return plain, recorded, stacked_of(recorded).round_graphs
+    replayer: Any = stacked_of(recorded).round_graphs
+    return plain, recorded, replayer
 
 
 def test_a_recorded_round_drops_out_anew_and_can_be_restored(ragged: Federation) -> None:
@@ -66,7 +64,7 @@ def test_recorded_steps_are_the_steps(
     monkeypatch.setattr("fairwind.engine.stacked.executor.COUNTS", counts)
     options = {"solver": SOLVERS["uneven"], "participation": 0.7, "model": dropout_model}
     plain, recorded, _ = recorded_pair(ragged, list(algorithms.PAPER), **options)
-    replayer = stacked_of(recorded).step_graphs
+    replayer: Any = stacked_of(recorded).step_graphs
     assert_together(plain, recorded, rounds=5, tolerance=1e-12)
     assert replayer.replays > 10
 
@@ -76,7 +74,7 @@ def test_steps_recorded_once_rounds_are_not_share_their_memory(
     ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pools() -> set[tuple[int, int]]:
-        return {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}
+        return {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr("fairwind.engine.stacked.executor.LONG", 0)
     s = simulation(ragged, ["fedavg"], [0])

@@ -50,7 +50,9 @@ class ByHand:
         self.case, self.model = case, case.model()
         self.planner, self.federation = simulation.planner, simulation.federation
         self.size = simulation.settings.solver.batch_size
-        self.algorithm: Algorithm = simulation.runs[0].algorithm
+        algorithm = simulation.runs[0].algorithm
+        assert isinstance(algorithm, Algorithm)
+        self.algorithm = algorithm
         self.x = self.flat()
         self.state = self.algorithm.init(self.x)
         self.loss0 = [self.loss(self.training(k)).item() for k in range(len(SIZES))]
@@ -73,12 +75,12 @@ class ByHand:
         outputs = call(self.model, take(self.federation.inputs, samples))
         found = self.case.by_hand(outputs, targets)
         if found.isnan():  # no label counts, and PyTorch divides 0 by 0
-            return 0 * sum(p.sum() for p in self.model.parameters())
+            return 0 * torch.cat([p.flatten() for p in self.model.parameters()]).sum()
         return found
 
     def loss(self, samples: Tensor) -> Tensor:
         """Of all samples together, or the mean over batches if the loss is one of whole batches."""
-        parts = samples.split(self.size) if self.case.whole_batches else [samples]
+        parts = samples.split(self.size) if self.case.whole_batches else [samples]  # type: ignore[no-untyped-call]
         return sum((len(part) / len(samples) * self.of_batch(part) for part in parts), torch.zeros(()))
 
     def round(self, round: int) -> None:
@@ -86,7 +88,7 @@ class ByHand:
         entries = torch.arange(len(SIZES))
         order = self.planner.training(plan, entries).order(plan.order_key, plan.dropout_key)
         reports, updates = [], []
-        for k, samples in enumerate(order.samples.split((plan.size * plan.epochs).tolist())):
+        for k, samples in enumerate(order.samples.split((plan.size * plan.epochs).tolist())):  # type: ignore[no-untyped-call]
             self.load(self.x)
             loss = self.loss(self.training(k))
             gradient = torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True)

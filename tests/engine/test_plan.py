@@ -103,4 +103,4 @@ def test_each_input_bit_flips_each_output_bit_about_half_the_time() -> None:
 
 def test_scramble_is_a_bijection() -> None:
     found = scramble(torch.arange(1 << 20))
-    assert len(found.unique()) == 1 << 20
+    assert len(found.unique()) == 1 << 20  # type: ignore[no-untyped-call]

@@ -32,7 +32,7 @@ def task(width: int = 16, samples: int = 12) -> fw.Task:
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 def test_the_executor_is_the_planned_one(engine: str) -> None:
     s = simulation(engine=engine)
-    assert s.plan.executor == (engine, f"engine={engine}")
+    assert tuple(s.plan.executor) == (engine, f"engine={engine}")
     assert isinstance(s.executor, Stacked if engine == "stacked" else Loop)
     assert s.settings.engine == s.plan.executor.value
     assert (s.settings.compile == "on") == (s.plan.steps.value != "eager")
@@ -82,7 +82,7 @@ def test_the_loops_threads_follow_the_model() -> None:
     workers, threads = loop_threads(plain, 10, rows=100, cores=4)  # a small model
     assert (workers.value, threads.value) == (1, 1)
     workers, threads = loop_threads(plain, 10**6, rows=100, cores=4)  # a long step
-    assert workers.value * threads.value == 4
+    assert int(workers.value) * int(threads.value) == 4
     assert loop_threads(plain, 10, rows=100, cores=1)[0].why == "one core"
 
 

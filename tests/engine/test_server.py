@@ -24,6 +24,7 @@ def outcome(total: Tensor, sums: object, clients: Tensor) -> RoundSums:
 @pytest.mark.parametrize("name", algorithms.PAPER)
 def test_a_step_in_blocks_is_the_same_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = algorithms.build(name)
+    assert isinstance(algorithm, Algorithm)
     report, delta = reports(5, seed=3)
     summed, sums, clients = total(algorithm, report, delta.repeat(1, 9))
     x = torch.randn(len(summed), generator=torch.Generator().manual_seed(0))

@@ -86,7 +86,7 @@ def fedavg_of_kept_optimizers(task: Task, solver: Solver, orders: list[tuple[Ten
     for order in orders:
         for client, optimizer, samples in zip(clients, optimizers, order, strict=True):
             client.load_state_dict(model.state_dict())
-            for batch in samples.split(solver.batch_size):
+            for batch in samples.split(solver.batch_size):  # type: ignore[no-untyped-call]
                 optimizer.zero_grad()
                 outputs = client(task.federation.inputs[batch])
                 torch.autograd.backward(
@@ -110,7 +110,7 @@ def test_kept_momentum_is_that_of_pytorchs_optimizers_kept_by_clients(
     own = KeptMomentum(task, solver, [(fedavg, start) for start in STARTS], [0])
     orders = []
     for _ in range(ROUNDS):
-        orders.append(own.shuffled()[0].split(own.train.tolist()))
+        orders.append(own.shuffled()[0].split(own.train.tolist()))  # type: ignore[no-untyped-call]
         own.step()
     zero, kept = own.x[0].unbind(1)
     torch.testing.assert_close(kept, fedavg_of_kept_optimizers(task, solver, orders), rtol=1e-9, atol=1e-10)

@@ -287,7 +287,12 @@ def test_values_that_are_not_there_break_nothing(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text("\n".join(lines))
     nothing = np.full((6, 12), np.nan, dtype=np.float32)
     sizes = np.zeros(12, dtype=np.int64)
-    arrays = {"score": nothing, "loss": nothing, "train_size": sizes, "test_size": sizes}
+    arrays: dict[str, np.ndarray] = {
+        "score": nothing,
+        "loss": nothing,
+        "train_size": sizes,
+        "test_size": sizes,
+    }
     save_file(arrays, tmp_path / "clients.safetensors", metadata={"names": json.dumps(list("abcdefghijkl"))})
     save_results(tmp_path, results)
     write_report(tmp_path)

@@ -92,7 +92,7 @@ def test_of_two_with_the_same_out_one_wins_and_the_other_says_why(tmp_path: Path
     out = tmp_path / "run"
     words = "compare", SMALL, "--rounds", "100000", "--algorithms", "fedavg", "--compile", "off", "--out", out
     command = [sys.executable, "-m", "fairwind", *map(str, words)]
-    pipe = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": ENV}
+    pipe: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": ENV}
     both = [subprocess.Popen(command, **pipe) for _ in range(2)]
     until = time.monotonic() + 60
     while all(process.poll() is None for process in both) and time.monotonic() < until:
@@ -174,7 +174,7 @@ def test_half_written_files_are_swept_and_nothing_else(copy: Path) -> None:
     ],
 )
 def test_a_full_disk_is_named_and_what_is_safe(
-    file: str, safe: str, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, refused
+    file: str, safe: str, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     out, write = tmp_path / "run", os.fsync
 
@@ -334,7 +334,7 @@ def test_an_error_that_names_no_file_says_what_is_safe(
 
 @pytest.mark.parametrize("act", [lambda file: file.write_bytes(b""), Path.unlink, lambda file: cut(file)])
 def test_a_history_that_is_spoilt_while_training_is_whole_in_the_end(
-    act, tmp_path: Path, finished: Path
+    act: Callable[[Path], object], tmp_path: Path, finished: Path
 ) -> None:
     out = tmp_path / "run"
 

@@ -224,7 +224,7 @@ FOLLOWS = {
 @pytest.mark.parametrize("name", FOLLOWS)
 def test_the_score_follows_from_the_loss(name: str) -> None:
     loss, outputs, targets = FOLLOWS[name]
-    assert list(scored(outputs(), targets(), loss=loss).scores) == [name]
+    assert list(scored(outputs(), targets(), loss=loss).scores) == [name]  # type: ignore[no-untyped-call]
 
 
 def soft_targets() -> list[Tensor]:
@@ -368,7 +368,7 @@ def test_a_language_model_computes_its_own_loss() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     size: dict[str, Any] = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11, "n_positions": 7}
-    model = GPT2LMHeadModel(GPT2Config(**size, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    model = GPT2LMHeadModel(GPT2Config(**size, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))  # type: ignore[no-untyped-call]
     clients = []
     for n in (9, 6):
         ids = torch.randint(11, (n, 7))
@@ -379,7 +379,7 @@ def test_a_language_model_computes_its_own_loss() -> None:
     result = fw.simulate(task, "qfedavg", progress=False)
     assert list(result.scores) == ["perplexity"]
     model.load_state_dict(result.state_dict)
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     for k in range(2):
         begin = int(federation.start[k] + federation.train[k])
         test = slice(begin, begin + int(federation.test[k]))

@@ -191,7 +191,9 @@ def test_tensorboard_reads_a_later_process_last_whatever_its_number(tmp_path: Pa
 def test_the_command_line_tracks_and_resumes_with_the_same_trackers(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ["--rounds", "4", "--eval-every", "2", "--compile", "off", "--algorithms", "fedavg"]
-    done = fairwind("compare", SMALL, *options, "--out", out, "--track", f"tensorboard:{tmp_path / 'shown'}")
+    done = fairwind(
+        "compare", SMALL, *options, "--out", str(out), "--track", f"tensorboard:{tmp_path / 'shown'}"
+    )
     assert done.returncode == 0, done.stderr
     found, settings, page = read_tensorboard(tmp_path / "shown", "avg")
     assert {run: list(rounds) for run, rounds in found.items()} == {
@@ -310,7 +312,7 @@ main()
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_kill_beside_the_first_write_of_the_recipe_loses_no_tracker(moment: str, tmp_path: Path) -> None:
     out, words = tmp_path / "run", ["--rounds", "2", "--seeds", "0", "--algorithms", "fedavg"]
-    words = ["compare", SMALL, *words, "--out", out, "--track", f"tensorboard:{tmp_path / 'tracked'}"]
+    words = ["compare", SMALL, *words, "--out", str(out), "--track", f"tensorboard:{tmp_path / 'tracked'}"]
     kill = 'if str(target).endswith("recipe.json"): os._exit(9)'
     script = KILLED_WRITING.format(**{"before": "", "after": "", moment: kill})
     command = [sys.executable, "-c", script, *map(str, words)]

@@ -47,7 +47,7 @@ LLAMA: dict[str, Any] = BERT | {"num_key_value_heads": 1, "bos_token_id": 0, "eo
 def bert() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    return BertForSequenceClassification(BertConfig(**BERT))
+    return BertForSequenceClassification(BertConfig(**BERT))  # type: ignore[no-untyped-call]
 
 
 def bert_lora() -> nn.Module:
@@ -60,7 +60,7 @@ def bert_lora() -> nn.Module:
 def roberta() -> nn.Module:
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
-    return RobertaForSequenceClassification(RobertaConfig(**BERT, pad_token_id=0))
+    return RobertaForSequenceClassification(RobertaConfig(**BERT, pad_token_id=0))  # type: ignore[no-untyped-call]
 
 
 def distilbert() -> nn.Module:
@@ -81,13 +81,13 @@ def distilbert() -> nn.Module:
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(**GPT2))
+    return GPT2LMHeadModel(GPT2Config(**GPT2))  # type: ignore[no-untyped-call]
 
 
 def gpt2_classifier() -> nn.Module:
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
-    return GPT2ForSequenceClassification(GPT2Config(**GPT2, pad_token_id=0))
+    return GPT2ForSequenceClassification(GPT2Config(**GPT2, pad_token_id=0))  # type: ignore[no-untyped-call]
 
 
 def gpt2_lora() -> nn.Module:
@@ -100,7 +100,7 @@ def gpt2_lora() -> nn.Module:
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**LLAMA))
+    return LlamaForCausalLM(LlamaConfig(**LLAMA))  # type: ignore[no-untyped-call]
 
 
 def vit() -> nn.Module:

@@ -151,7 +151,7 @@ class Sign(torch.autograd.Function):
 
 class Binarised(Hidden):
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(Sign.apply(self.hidden(x)))
+        out: Tensor = self.head(Sign.apply(self.hidden(x)))  # type: ignore[no-untyped-call]
         return out
 
 
