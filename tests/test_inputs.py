@@ -125,8 +125,8 @@ def test_numbers_of_other_libraries_in_a_federation() -> None:
     expected = fw.Federation.from_clients([(x, y)] * 2, train=0.5, seed=3, classes=4)
     found = fw.Federation.from_clients(
         [(x, y)] * 2,
-        train=np.float32(0.5),
-        seed=torch.tensor(3),
+        train=np.float32(0.5),  # type: ignore[arg-type]
+        seed=torch.tensor(3),  # type: ignore[arg-type]
         classes=np.int64(4),  # type: ignore[arg-type]
     )
     assert found.digest() == expected.digest()
@@ -267,7 +267,8 @@ def test_a_file_without_the_name_of_its_task_is_told_what_it_has(tmp_path: Path)
 def titles(run: Path) -> list[str]:
     """What a browser's tab and the page's first line say."""
     html = page(read_record(run), {})
-    return [re.search(f"<{tag}>(.*)</{tag}>", html)[1].removesuffix(" · Fairwind") for tag in ("title", "h1")]
+    found = [re.findall(f"<{tag}>(.*)</{tag}>", html)[0] for tag in ("title", "h1")]
+    return [title.removesuffix(" · Fairwind") for title in found]
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_regression_works_with_targets_of_either_shape(loss: object) -> None:
             solver=fw.Solver(lr=0.05),
             rounds=60,
         )
-        found.append(fw.simulate(task, "fedavg", seed=1, progress=False).metrics["avg"])
+        found.append(fw.simulate(task, "fedavg", seed=1, progress=False).metrics["avg"] or 0)
     assert found[0] > 0.9
     assert found[1] == pytest.approx(found[0])
 

@@ -6,6 +6,7 @@ samples of a client are alike, so that no order of batches matters.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ class Papers:
         return np.average(list(vectors.values()), axis=0, weights=[SIZES[k] for k in vectors])
 
     def plain(self, x: Vector, who: list[int]) -> dict[int, Vector]:
-        return {k: self.descend(k, x, lambda y, k=k: self.gradient(k, y)) for k in who}
+        return {k: self.descend(k, x, partial(self.gradient, k)) for k in who}
 
     def fedavgm(self, chosen: list[list[int]]) -> Iterator[Vector]:
         x, v = START, np.zeros(P)
@@ -296,7 +297,7 @@ def test_one_step_of_mime_is_momentum_on_full_gradients(name: str) -> None:
 
 def test_the_first_step_of_feddyn_goes_twice_as_far_as_the_proximal_mean() -> None:
     """Without memories h = α·mean δ: the mean of models, and as far again."""
-    built = {"feddyn": algorithms.feddyn(alpha=0.3), "fedprox": algorithms.fedprox(mu=0.3)}
+    built: dict[str, Any] = {"feddyn": algorithms.feddyn(alpha=0.3), "fedprox": algorithms.fedprox(mu=0.3)}
     (dyn, prox), *_ = path(trained(built, 1, [8, 8, 8, 8]), 1)
     np.testing.assert_allclose(dyn - START, 2 * (prox - START), rtol=1e-12)
 
@@ -455,7 +456,7 @@ def test_a_client_whose_memory_would_not_be_finite_is_left_out() -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_solver_without_steps_is_refused_by_those_who_divide_by_them(
-    ragged: Federation, name: str, optimizer: str
+    ragged: Federation, name: str, optimizer: Any
 ) -> None:
     solver = Solver(optimizer=optimizer)
     assert refuses(algorithms.build(name), steps=torch.nan) == (name in BY_STEPS)
@@ -490,7 +491,7 @@ def test_a_client_that_diverges_does_not_spoil_memories(engine: str) -> None:
     inputs = as_tensor(federation.inputs).clone()
     inputs[federation.start[1] : federation.start[1] + federation.train[1], 0] = 1000
     spoilt = Federation(
-        inputs, federation.targets, federation.start, federation.train, federation.test, federation.names, 3
+        inputs, federation.targets, federation.start, federation.train, federation.test, federation.names
     )
     assert inputs.shape[1] == FEATURES
     made = simulation(spoilt, NAMES, [0], model=Spoilt, engine=engine, solver=SOLVERS["sgd"])

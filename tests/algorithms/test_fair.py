@@ -161,7 +161,8 @@ def test_fedmgda(eps: float, sized: bool) -> None:
         prior = told["size"] / told["size"].sum() if sized else np.full(len(norm), 1 / len(norm))
         low, high = np.maximum(prior - eps, 0), np.minimum(prior + eps, 1)
         mixture = least_quadratic(unit @ unit.T, np.zeros(len(norm)), low, high)
-        return 0.5 * 0.8**t * mixture / norm
+        out: Floats = 0.5 * 0.8**t * mixture / norm
+        return out
 
     built = algorithms.fedmgda(eps=eps, sized=sized, lr=0.5, decay=0.8)
     assert_same_path(ours(built), theirs(weigh), 1e-7)  # a λ is not unique where n > P; the step is
@@ -251,7 +252,7 @@ def test_aaggff_silo(cdf: Any) -> None:
         r[told["here"]] = seen
         past.append((-r / (1 + memory["p"] @ r), memory["p"]))
         q = alpha * np.eye(K) + beta * sum(np.outer(g, g) for g, _ in past)
-        c = sum(g - beta * g * (g @ p) for g, p in past)
+        c = np.sum([g - beta * g * (g @ p) for g, p in past], axis=0)
         memory["p"] = least_quadratic(q, c, np.zeros(K), np.full(K, np.inf))
         out: Floats = memory["p"][told["here"]] / memory["p"][told["here"]].sum()
         return out
@@ -367,7 +368,7 @@ def test_aaggff_prefers_whoever_keeps_losing() -> None:
 
 @pytest.mark.parametrize("spec", ["afl", "afl:lr_lambda=50", "aaggff", "aaggff:form=device"])
 def test_weights_stay_on_the_simplex(spec: str) -> None:
-    algorithm = algorithms.build(spec)
+    algorithm: Any = algorithms.build(spec)
     x = torch.zeros(P, dtype=torch.float64)
     state = first_state(algorithm, x, K)
     for told in rounds() * 5:

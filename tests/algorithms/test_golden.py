@@ -105,7 +105,7 @@ def test_qfedavg(q: float) -> None:
 @pytest.mark.parametrize("kind", ["adam", "adam uncorrected", "yogi", "adagrad"])
 def test_the_fedadam_family(kind: str) -> None:
     lr, b1, b2, eps = 0.02, 0.8, 0.95, 1e-3
-    memory = {"m": np.zeros(P), "v": np.zeros(P) if kind == "adam" else np.full(P, eps**2)}
+    memory: dict[str, Any] = {"m": np.zeros(P), "v": np.zeros(P) if kind == "adam" else np.full(P, eps**2)}
 
     def step(t: int, x: np.ndarray, told: Told) -> Any:
         g = np.average(told["delta"], axis=0, weights=told["size"])
@@ -145,7 +145,7 @@ def adaptive(
     `power` is that of the decay rates, β^power(C); without normalisation an update is as long as it was made.
     """
     lr, b1, b2, eps = 1e-3, 0.9, 0.999, 1e-8
-    memory = {"m": np.zeros(P), "v": np.zeros(P), "c1": 1.0, "c2": 1.0}
+    memory: dict[str, Any] = {"m": np.zeros(P), "v": np.zeros(P), "c1": 1.0, "c2": 1.0}
 
     def step(t: int, x: np.ndarray, told: Told) -> Any:
         weights, updates, certainties = [], [], []

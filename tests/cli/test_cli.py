@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(finished: Path, 
         process = start("resume", out, "--checkpoint-every", "0")
         # Importing takes seconds in which nothing happens; kill after training has begun again.
         written = stamp(out)
-        wait_for(lambda written=written: stamp(out) != written, process)
+        wait_for(partial(is_past, out, written), process)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     assert kills >= 1
@@ -154,7 +155,7 @@ def test_a_compiled_run_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> Non
     process = start("compare", SMALL, *options, "--out", killed)
     for _ in range(3):
         written = stamp(killed)
-        wait_for(lambda written=written: stamp(killed) > written, process)
+        wait_for(partial(is_past, killed, written), process)
         time.sleep(random.uniform(1, 5))
         process.kill()
         process.communicate()
@@ -179,6 +180,10 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path: Path) -> None:
 def stamp(out: Path) -> tuple[str, ...]:
     files = (p for p in out.glob("**/*.json*") if not p.name.endswith(".partial"))
     return tuple(sorted(f"{p.name} {p.stat().st_mtime_ns}" for p in files))
+
+
+def is_past(out: Path, written: tuple[str, ...]) -> bool:
+    return stamp(out) > written
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

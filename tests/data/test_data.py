@@ -98,7 +98,7 @@ def test_li_synthetic_has_lis_sizes_and_inputs_that_differ_by_beta(beta: float) 
 
 def digest(federation: Federation) -> str:
     rounded = (as_tensor(federation.inputs).double() * 1000).round().to(torch.int32)
-    parts = rounded, federation.targets, federation.train, federation.start
+    parts = rounded, as_tensor(federation.targets), federation.train, federation.start
     return hashlib.sha256(b"".join(p.numpy().tobytes() for p in parts)).hexdigest()[:16]
 
 

@@ -167,9 +167,10 @@ def test_groups_that_do_not_fit_are_refused(groups: Any, message: str) -> None:
     ],
 )
 def test_a_groups_column_that_does_not_fit_is_refused(
-    kind: str, changed: dict[str, Any], options: dict[str, str], message: str
+    kind: str, changed: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    columns, given = table() | changed, {"client": "client", "group": "kind", "inputs": "x0"} | options
+    columns = table() | changed
+    given: dict[str, Any] = {"client": "client", "group": "kind", "inputs": "x0"} | options
     makers = {
         "frame": lambda: Federation.from_frame(pd.DataFrame(columns), target="label", **given),
         "dataset": lambda: Federation.from_dataset(Dataset.from_dict(columns), **given),
@@ -280,7 +281,7 @@ def test_groups_of_one_client_are_the_clients_and_one_group_is_the_average(clien
 
 def task(groups: Any = None, *, mae: bool = False, clients: int = 6) -> fw.Task:
     draw = torch.Generator().manual_seed(0)
-    given: dict[str, Any] = []
+    given = []
     for k in range(clients):
         x = torch.randn(10 + 5 * k, 4, generator=draw) + 0.2 * k
         given.append((x, x.sum(1, keepdim=True) if mae else (x[:, 0] > k % 2).long()))

@@ -56,7 +56,8 @@ def test_features_are_those_computed_in_numpy_and_float64(seed: int) -> None:
 
 def test_features_have_mean_0_and_variance_1() -> None:
     found = patch_features(pictures(300))
-    assert (found.shape, found.dtype) == ((300, patches.FEATURES), np.float32)
+    assert found.shape == (300, patches.FEATURES)
+    assert found.dtype == np.float32
     np.testing.assert_allclose(found.mean(0, dtype=np.float64), 0, atol=1e-5)
     np.testing.assert_allclose(found.var(0, ddof=1, dtype=np.float64), 1, atol=1e-4)
 

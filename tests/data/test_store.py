@@ -50,6 +50,7 @@ def test_what_was_kept_is_what_was_made(tmp_path: Path) -> None:
     )
     loaded = store.save(tmp_path / "x", made, {"source": []}).load()
     same(loaded, made)
+    assert loaded.embedding is not None
     assert torch.equal(loaded.embedding, table)
     assert loaded.digest() == made.digest()
 
@@ -109,7 +110,7 @@ def test_a_changed_source_or_rule_makes_a_new_entry(
     rows = layouts.characters(layouts.WRITERS)[:-3]
     layouts.femnist_parquet(folder, rows)
     paths.append(entry(where).path)
-    femnist = setups.SETUPS["femnist"]
+    femnist: Any = setups.SETUPS["femnist"]
     changed = femnist._replace(data=type(femnist.data)(**(vars(femnist.data) | {"rule": "another"})))
     monkeypatch.setitem(setups.SETUPS, "femnist", changed)
     paths.append(entry(where).path)
@@ -241,7 +242,7 @@ def test_several_may_prepare_at_once(tmp_path: Path, folder: Path) -> None:
         "--cache",
         tmp_path / "cache",
     ]
-    children = [subprocess.Popen(words, stdout=subprocess.DEVNULL) for _ in range(3)]
+    children = [subprocess.Popen([*map(str, words)], stdout=subprocess.DEVNULL) for _ in range(3)]
     assert [child.wait() for child in children] == [0, 0, 0]
     assert len(list((tmp_path / "cache").iterdir())) == 1
 

@@ -120,7 +120,9 @@ def test_what_is_newer_than_a_saved_round_or_half_written_is_cleared_away(folder
     (folder / "0000040.safetensors").write_bytes(b"half of it")
     save_checkpoint(folder, checkpoint(25), "me")
     assert sorted(p.stem for p in folder.iterdir()) == ["0000020", "0000020", "0000025", "0000025"]
-    assert load_checkpoint(folder, "me")[0].round == 25
+    found, _ = load_checkpoint(folder, "me")
+    assert found is not None
+    assert found.round == 25
 
 
 def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:

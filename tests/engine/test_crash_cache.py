@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ class Processes:
     def start(self) -> subprocess.Popen[str]:
         env = {**os.environ, "XDG_CACHE_HOME": str(self.xdg), "TMPDIR": str(self.temporary)}
         env.pop("TORCHINDUCTOR_CACHE_DIR", None)
-        said = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        said: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         out: subprocess.Popen[str] = subprocess.Popen(
             [sys.executable, str(SCRIPT)], env=env, start_new_session=True, **said
         )

@@ -187,7 +187,7 @@ def test_frozen_layers_dropout_and_no_bias(ragged: Federation) -> None:
         return nn.Sequential(*layers).double()
 
     stacked, loop = on_cpu(ragged, model=model)
-    assert list(stacked.choice.stacked.factored.values()) == ["2", "4"]
+    assert list(stacked_model(stacked).factored.values()) == ["2", "4"]
     assert_together(stacked, loop, rounds=3)
     assert stacked.state_dict(0).keys() == model().state_dict().keys()
 
@@ -209,10 +209,10 @@ def test_a_row_that_has_finished_stays_even_if_its_inputs_overflow() -> None:
 
 def test_small_weights_are_not_worth_it(ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairwind.engine.stacked.model.LARGE", LARGE)
-    assert not on_cpu(ragged)[0].choice.stacked.factored
+    assert not stacked_model(on_cpu(ragged)[0]).factored
 
 
 def test_factors_are_for_plain_sgd(ragged: Federation) -> None:
     for solver in SOLVERS.values():
         stacked, _ = on_cpu(ragged, solver=solver)
-        assert list(stacked.choice.stacked.factored) == ([0, 2] if solver.plain else [])
+        assert list(stacked_model(stacked).factored) == ([0, 2] if solver.plain else [])

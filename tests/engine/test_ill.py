@@ -1,7 +1,7 @@
 """What is not finite, or does not fit, stays with whom it belongs to."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -111,7 +111,7 @@ def test_a_state_that_changes_shape_is_refused_by_name(ragged: Federation) -> No
     class State(NamedTuple):
         total: Tensor
 
-    mean = algorithms.fedavg()
+    mean: Any = algorithms.fedavg()
     grown = mean._replace(
         init=lambda x: State(torch.zeros(())),
         server=lambda x, s, total, sums: (

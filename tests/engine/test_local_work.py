@@ -208,7 +208,7 @@ def test_what_cannot_be_done_is_refused_by_name(given: dict[str, Any], message: 
 
 def test_the_same_number_of_epochs_is_the_same_solver() -> None:
     assert Solver() == Solver(epochs=1) == Solver(epochs=1.0)
-    assert Solver(epochs=(1.0, 3)) == Solver(epochs=[1, 3])
+    assert Solver(epochs=(1.0, 3)) == Solver(epochs=[1, 3])  # type: ignore[arg-type]
     assert str(Solver(epochs=2.0).epochs) == "2"
 
 

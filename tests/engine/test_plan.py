@@ -67,7 +67,7 @@ def test_participation_that_cannot_be_is_refused(asked: float | int) -> None:
     with pytest.raises(InputError, match=r"participation.* is not a share"):
         Settings(participation=asked)
     with pytest.raises(InputError, match="clients_per_round"):
-        Planner(FEDERATION, Solver(), clients_per_round=Settings(clients_per_round=asked).clients_per_round)
+        Planner(FEDERATION, Solver(), clients_per_round=Settings(clients_per_round=asked).clients_per_round)  # type: ignore[arg-type]
 
 
 def test_drawn_epochs_are_uniform_over_clients_and_rounds() -> None:

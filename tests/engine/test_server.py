@@ -1,5 +1,8 @@
 """The server's step in blocks, and norms of gradients that are never formed."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +10,7 @@ from torch.nn import functional as F
 
 from fairwind import Federation, algorithms
 from fairwind.aggregation import advance
-from fairwind.contract import Algorithm, AnyAlgorithm, Contribution, Report, Stateless
+from fairwind.contract import Algorithm, Contribution, Report, Stateless
 from fairwind.engine import server
 from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.loop import learner
@@ -47,12 +50,12 @@ def test_a_step_in_blocks_is_the_same_to_the_bit(name: str, monkeypatch: pytest.
     assert torch.equal(stayed, x)
 
 
-def _with(step: object) -> AnyAlgorithm:
+def _with(step: Callable[[Tensor], Tensor]) -> Algorithm[Stateless, Stateless]:
     def client(r: Report) -> Contribution[Stateless]:
         return Contribution(r.size, Stateless())
 
     def apply(x: Tensor, s: Stateless, total: Tensor, sums: Stateless) -> tuple[Tensor, Stateless]:
-        return x - step(total), s  # type: ignore[operator]
+        return x - step(total), s
 
     return Algorithm(lambda x: Stateless(), client, apply, probe="none")
 
@@ -71,9 +74,7 @@ def _with(step: object) -> AnyAlgorithm:
         (lambda g: g.flip(0), False),
     ],
 )
-def test_only_servers_that_handle_parameters_by_themselves_go_in_blocks(
-    step: object, elementwise: bool
-) -> None:
+def test_only_servers_that_handle_parameters_by_themselves_go_in_blocks(step: Any, elementwise: bool) -> None:
     assert is_elementwise(_with(step), torch.float32) == elementwise
 
 

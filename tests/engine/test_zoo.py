@@ -1,10 +1,12 @@
 """Modules and inputs of the kinds that users bring: each trains, and both executors agree where both can."""
 
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import DEVICE
 from fairwind import Federation, InputError, Settings, Solver, algorithms
@@ -70,6 +72,10 @@ def test_a_users_module_trains(name: str) -> None:
     assert stacked.state_dict(0).keys() == before.keys()
 
 
+def itself(model: nn.Module) -> nn.Module:
+    return model
+
+
 def test_a_users_module_is_never_changed() -> None:
     for name in ("counting-buffer", "running-mean", "dropout", "lstm", "weight-norm"):
         torch.manual_seed(0)
@@ -79,7 +85,7 @@ def test_a_users_module_is_never_changed() -> None:
         kinds = [type(module) for module in model.modules()]
         found = []
         for _ in range(2):
-            again = simulation(specimen._replace(model=lambda model=model: model), "auto")
+            again = simulation(specimen._replace(model=partial(itself, model)), "auto")
             again.run()
             found.append(again.x.clone())
         assert torch.equal(*found), name

@@ -163,7 +163,7 @@ def test_no_lie_buys_more_than_the_cap(spec: str, lie: str) -> None:
         return told._replace(numbers={k: v for k, v in told.numbers.items() if k in asked})
 
     accept = aggregator.accept
-    aggregator.accept = lambda client, told: accept(client, cut(told))  # type: ignore[method-assign]
+    aggregator.accept = lambda client, told: accept(client, cut(told))  # type: ignore[assignment, method-assign]
     for _ in range(3):
         weight, update = shares(aggregator, plain)
         assert weight <= 0.1 * (1 + 1e-12)

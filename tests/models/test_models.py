@@ -67,7 +67,7 @@ class PlainText(nn.Module):
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_lstm_is_pytorchs(frozen: bool) -> None:
     vectors = torch.randn(30, 100, dtype=torch.float64)
-    ours = (models.lstm(vectors=vectors) if frozen else models.lstm(30)).double()
+    ours: Any = (models.lstm(vectors=vectors) if frozen else models.lstm(30)).double()
     theirs = PlainText(nn.Embedding(30, 100).double().requires_grad_(not frozen)).double()
     theirs.embedding.weight.data.copy_(ours.embedding.weight.data)
     theirs.dense.load_state_dict(ours.dense.state_dict())
@@ -82,7 +82,7 @@ def test_the_lstm_is_pytorchs(frozen: bool) -> None:
 
 
 def test_padding_is_not_read() -> None:
-    model = models.lstm(10).double()
+    model: Any = models.lstm(10).double()
     ids = torch.tensor([[3, 4, 0, 0]])
     short = model(ids[:, :2])
     torch.testing.assert_close(model(ids), short)
@@ -135,7 +135,7 @@ def test_pixels_refuse_images_whose_channels_may_be_anywhere() -> None:
         with pytest.raises(InputError, match=rf"{found}; say where they are, with Pixels\(channels='first'"):
             models.Pixels()(pixels(5, *shape))
     with pytest.raises(InputError, match="channels='front' is not one of auto, first, last, or None"):
-        models.Pixels(channels="front")
+        models.Pixels(channels="front")  # type: ignore[arg-type]
 
 
 SMALL = {
@@ -167,7 +167,7 @@ def test_stacked_clients_train_as_if_alone(name: str) -> None:
     build, draw, classes = SMALL[name]
     clients = [(draw(n), torch.arange(n) % classes) for n in (3, 9, 5)]  # type: ignore[no-untyped-call]
     federation = Federation.from_clients(clients, classes=classes)
-    runs = {"mean": algorithms.fedavg(), "fair": algorithms.adafedadam()}
+    runs: dict[str, Any] = {"mean": algorithms.fedavg(), "fair": algorithms.adafedadam()}
     given: dict[str, Any] = {
         "rounds": 2,
         "solver": Solver(lr=0.05, batch_size=4),
@@ -184,7 +184,7 @@ def test_stacked_clients_train_as_if_alone(name: str) -> None:
 
 def test_frozen_vectors_are_shared_and_stay() -> None:
     vectors = torch.randn(1000, 100)
-    model = models.lstm(vectors=vectors)
+    model: Any = models.lstm(vectors=vectors)
     assert model.embedding.weight.data_ptr() == vectors.data_ptr()
     layout = Layout.of(model)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -4,6 +4,7 @@ import json
 import sys
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def copies() -> Federation:
 
 def assert_as_in_the_package(task: Task, solver: Solver) -> None:
     """Weights and metrics of a start from zero, over some rounds of the paper's algorithms and two seeds."""
-    built = {name: algorithms.build(name) for name in algorithms.PAPER}
+    built: dict[str, Any] = {name: algorithms.build(name) for name in algorithms.PAPER}
     own = KeptMomentum(task, solver, [(algorithm, "zero") for algorithm in built.values()], SEEDS)
     runs = [Run(name, algorithm, seed) for name, algorithm in built.items() for seed in SEEDS]
     settings = Settings(solver=solver, rounds=ROUNDS, eval_every=1, compile="off", device="cpu", workers=1)
@@ -99,6 +100,7 @@ def fedavg_of_kept_optimizers(task: Task, solver: Solver, orders: list[tuple[Ten
         model.load_state_dict(
             {n: sum(s * own[n] for s, own in zip(shares, trained, strict=True)) for n in trained[0]}
         )
+    assert isinstance(model, nn.Linear)
     return torch.cat([model.weight.T, model.bias[None]]).detach()
 
 
@@ -106,7 +108,7 @@ def fedavg_of_kept_optimizers(task: Task, solver: Solver, orders: list[tuple[Ten
 def test_kept_momentum_is_that_of_pytorchs_optimizers_kept_by_clients(
     ragged: Federation, solver: Solver
 ) -> None:
-    task, fedavg = Task(linear, ragged), algorithms.build("fedavg")
+    task, fedavg = Task(linear, ragged), algorithms.fedavg()
     own = KeptMomentum(task, solver, [(fedavg, start) for start in STARTS], [0])
     orders = []
     for _ in range(ROUNDS):
@@ -120,7 +122,7 @@ def test_kept_momentum_is_that_of_pytorchs_optimizers_kept_by_clients(
 def test_every_client_goes_through_its_own_training_samples_in_another_order_each_round(
     ragged: Federation,
 ) -> None:
-    runs = [(algorithms.build("fedavg"), "zero")]
+    runs = [(algorithms.fedavg(), "zero")]
     own = KeptMomentum(Task(linear, ragged), MOMENTUM["nesterov"], runs, SEEDS)
     first = own.shuffled()
     own.step()

@@ -189,7 +189,8 @@ def test_a_live_page_follows_the_run_and_stops_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "PATIENCE", 60.0)
-    out, said = tmp_path / "run", []
+    out = tmp_path / "run"
+    said: list[str] = []
     thread: list[threading.Thread] = []
     states, pages = [], []
 
@@ -226,7 +227,8 @@ def test_a_browser_that_goes_away_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(live, "PATIENCE", 0.0)
-    out, said = stopped_after(tmp_path / "run", 2), []
+    out = stopped_after(tmp_path / "run", 2)
+    said: list[str] = []
     with lock(out):
         thread = threading.Thread(target=follow, args=(out, said.append, 0.05))
         thread.start()

@@ -19,8 +19,8 @@ P = 7
 
 
 def cost(spec: str, sizes: Tensor = SIZES, **settings: Any) -> Cost:
-    solver = fw.Solver(batch_size=10, **settings.pop("solver", {}))  # type: ignore[arg-type]
-    return round_cost(algorithms.build(spec), sizes, Settings(solver=solver, **settings), P)  # type: ignore[arg-type]
+    solver = fw.Solver(batch_size=10, **settings.pop("solver", {}))
+    return round_cost(algorithms.build(spec), sizes, Settings(solver=solver, **settings), P)
 
 
 def test_a_probe_of_gradients_costs_an_epoch_and_one_of_losses_none() -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tyro
 
@@ -436,7 +437,7 @@ def test_further_models_of_a_run_are_not_taken_for_other_runs(tmp_path: Path) ->
     ]
     for one, other in zip(found[:2], found[2:], strict=True):  # Ditto's global model is FedAvg's
         assert one.row["final"] == other.row["final"]
-        assert (one.accuracy == other.accuracy).all()
+        np.testing.assert_array_equal(one.accuracy, other.accuracy)
 
 
 def test_the_plane_of_a_sweep_has_the_points_that_none_beats_on_its_front(tmp_path: Path) -> None:

@@ -217,7 +217,9 @@ class Own:
     """A tracker as a user may write one, which breaks down at a round."""
 
     def __init__(self, fails: int | None = None):
-        self.fails, self.found, self.end = fails, {}, None  # type: ignore[var-annotated]
+        self.fails = fails
+        self.found: dict[tuple[str, int], dict[str, float]] = {}
+        self.end: tuple[bool, Path | None] | None = None
 
     def start(self, tracked: Tracked) -> None:
         self.tracked = tracked

@@ -32,7 +32,8 @@ def cross_entropy(outputs: Any, targets: Any) -> Tensor:
 
 
 def accuracy(outputs: Any, targets: Any) -> Tensor:
-    return (logits(outputs).argmax(1) == targets).float()
+    right: Tensor = logits(outputs).argmax(1) == targets
+    return right.float()
 
 
 def check(specimen: Specimen) -> tuple[int, float, bool]:

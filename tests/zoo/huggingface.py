@@ -66,7 +66,7 @@ def roberta() -> nn.Module:
 def distilbert() -> nn.Module:
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    config = DistilBertConfig(
+    config = DistilBertConfig(  # type: ignore[call-arg]
         vocab_size=WORDS,
         dim=8,
         n_layers=1,
@@ -106,7 +106,7 @@ def llama() -> nn.Module:
 def vit() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
+    config = ViTConfig(  # type: ignore[call-arg]
         image_size=8,
         patch_size=4,
         num_channels=1,

@@ -45,7 +45,7 @@ class Recurrent(nn.Module):
 class PackedLSTM(Recurrent):
     """Classifies the state after the last word that is not padding."""
 
-    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
         packed = pack_padded_sequence(
             self.embedding(ids), lengths.cpu(), batch_first=True, enforce_sorted=False
         )
@@ -64,7 +64,7 @@ class Cells(nn.Module):
         self.head = nn.Linear(5, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        state = None
+        state: Any = None
         for word in self.embedding(ids).unbind(1):
             state = self.cell(word, state)
         out: Tensor = self.head(state[0])
