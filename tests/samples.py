@@ -17,3 +17,9 @@ def as_dict(samples: Samples) -> dict[str, Any]:
     """Those that have names."""
     assert isinstance(samples, dict)
     return samples
+
+
+def as_tuple(samples: Samples) -> tuple[Tensor, ...]:
+    """Those that are several tensors."""
+    assert isinstance(samples, tuple)
+    return tuple(map(as_tensor, samples))

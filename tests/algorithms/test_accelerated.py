@@ -133,7 +133,8 @@ class Papers:
         x = START
         for who in chosen:
             models = {
-                k: self.descend(k, x, lambda y, k=k, x=x: self.gradient(k, y) + 0.01 * (y - x)) for k in who
+                k: self.descend(k, x, lambda y, k=k, x=x: self.gradient(k, y) + 0.01 * (y - x))  # type: ignore[misc]
+                for k in who
             }
             x = self.mean(models)
             yield x
@@ -142,7 +143,7 @@ class Papers:
         x, moved = START, np.zeros(P)
         for who in chosen:
             models = {
-                k: self.descend(k, x, lambda y, k=k, d=moved: 0.1 * self.gradient(k, y) + 0.9 * d)
+                k: self.descend(k, x, lambda y, k=k, d=moved: 0.1 * self.gradient(k, y) + 0.9 * d)  # type: ignore[misc]
                 for k in who
             }
             mean = self.mean(models)
@@ -161,7 +162,7 @@ class Papers:
                     g = g - self.gradient(k, x) + full
                 return 0.1 * g + 0.9 * m
 
-            models = {k: self.descend(k, x, lambda y, k=k, go=direction: go(k, y)) for k in who}
+            models = {k: self.descend(k, x, lambda y, k=k, go=direction: go(k, y)) for k in who}  # type: ignore[misc]
             m = 0.1 * full + 0.9 * m
             x = self.mean(models)
             yield x
@@ -174,7 +175,7 @@ class Papers:
         for who in chosen:
             moves, changes = [], []
             for k in who:
-                y = self.descend(k, x, lambda y, k=k, c=c: self.gradient(k, y) - own[k] + c)
+                y = self.descend(k, x, lambda y, k=k, c=c: self.gradient(k, y) - own[k] + c)  # type: ignore[misc]
                 new = own[k] - c + (x - y) / self.rate(k)
                 moves.append(y - x)
                 changes.append(new - own[k])
@@ -197,7 +198,7 @@ class Papers:
                         self.descend(
                             k,
                             theta,
-                            lambda y, k=k, x=theta: self.gradient(k, y) - grads[k] + alpha * (y - x),
+                            lambda y, k=k, x=theta: self.gradient(k, y) - grads[k] + alpha * (y - x),  # type: ignore[misc]
                         )
                     )
                 grads[k] = grads[k] - alpha * (models[-1] - theta)

@@ -229,14 +229,15 @@ def test_gifair() -> None:
 
 def distribution(name: str, v: Floats) -> Floats:
     erf = np.vectorize(math.erf)
-    return {
+    found: dict[str, Floats] = {
         "weibull": 1 - np.exp(-(v**2)),
         "exponential": 1 - np.exp(-v),
         "frechet": np.exp(-1 / v),
         "normal": 0.5 * (1 + erf((v - 1) / 2**0.5)),
         "gumbel": np.exp(-np.exp(-(v - 1))),
         "logistic": 1 / (1 + np.exp(-(v - 1))),
-    }[name]
+    }
+    return found[name]
 
 
 @pytest.mark.parametrize("cdf", ["weibull", "normal", "logistic"])

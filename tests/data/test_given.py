@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from fairwind import Federation, InputError, Task, simulate
-from samples import as_dict, as_tensor
+from samples import as_dict, as_tensor, as_tuple
 
 X, Y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 0, 1])
 
@@ -32,7 +32,7 @@ def held(federation: Federation, name: str) -> list[Any]:
     return sorted(as_tensor(federation.targets)[train.start : test.stop].tolist())
 
 
-class Squares(torch.utils.data.Dataset):
+class Squares(torch.utils.data.Dataset[Any]):
     """Counts how often each sample is read."""
 
     def __init__(self, start: int, size: int) -> None:
@@ -113,7 +113,7 @@ def test_datasets_may_give_dicts_tuples_and_pictures() -> None:
     assert torch.equal(as_dict(federation.inputs)["age"][1], order.float())
 
 
-class Listed(torch.utils.data.Dataset):
+class Listed(torch.utils.data.Dataset[Any]):
     def __init__(self, samples: list[Any]) -> None:
         self.samples = samples
 
@@ -139,13 +139,13 @@ def test_lists_of_arrays_object_arrays_and_frames_are_numbers() -> None:
 SEQUENCES = {"ann": [[1, 2, 3], [4]], "bob": [[5, 6], [7, 8]], "cy": [[9, 10, 11, 12]]}
 
 
-def sequences(wrap: Callable[[list], Any] = list) -> dict[str, Any]:
+def sequences(wrap: Callable[[list[Any]], Any] = list) -> dict[str, Any]:
     return {name: (wrap(rows), [row[0] for row in rows]) for name, rows in SEQUENCES.items()}
 
 
 def whole(federation: Federation) -> dict[int, list[int]]:
     """The padded sequences by their first number."""
-    ids = federation.inputs
+    ids: Any = federation.inputs
     ids = ids if isinstance(ids, Tensor) else ids[0] if isinstance(ids, tuple) else ids["input_ids"]
     return dict(zip(as_tensor(federation.targets).tolist(), ids.tolist(), strict=True))
 
@@ -164,10 +164,10 @@ def test_sequences_are_padded_to_the_longest_of_all_clients(pad: int) -> None:
 
 @pytest.mark.parametrize("pad", ["mask", "lengths"])
 def test_the_model_gets_a_mask_or_lengths_beside_a_tensor(pad: str) -> None:
-    ids, beside = Federation.from_clients(sequences(), pad=pad).inputs
+    ids, beside = as_tuple(Federation.from_clients(sequences(), pad=pad).inputs)
     lengths = (ids != 0).sum(1)
     assert torch.equal(beside, lengths if pad == "lengths" else ids != 0)
-    x, extra = Federation.from_clients([(X, Y)], pad=pad).inputs  # also where all are of one length
+    x, extra = as_tuple(Federation.from_clients([(X, Y)], pad=pad).inputs)  # also where all are of one length
     assert x.shape == (4, 3)
     assert extra.tolist() == ([3] * 4 if pad == "lengths" else [[True] * 3] * 4)
 
@@ -192,7 +192,8 @@ def test_a_dict_gets_an_attention_mask_as_tokenizers_give_it() -> None:
 def test_sequences_of_vectors_are_padded_and_other_inputs_left() -> None:
     steps = [torch.full((n, 2), float(n)) for n in (1, 4, 2)]
     ages = torch.tensor([[1.0, 1], [4, 4], [2, 2]])
-    inputs, age, lengths = Federation.from_clients([((steps, ages), [1, 4, 2])], pad="lengths").inputs
+    federation = Federation.from_clients([((steps, ages), [1, 4, 2])], pad="lengths")
+    inputs, age, lengths = as_tuple(federation.inputs)
     assert inputs.shape == (3, 4, 2)
     assert torch.equal(inputs[:, :, 0].sum(1), lengths.float() ** 2)
     assert torch.equal(age[:, 0], lengths.float())
@@ -407,7 +408,7 @@ def test_a_dataset_that_cannot_be_used_is_refused(
     assert "\n" not in str(caught.value)
 
 
-class Endless(IterableDataset):
+class Endless(IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         while True:
             yield torch.zeros(3), 0

@@ -28,7 +28,7 @@ from fairwind.setups import Where
 from samples import as_tensor
 
 
-def read(spec: str, folder: Path, cache: Path, glove: Path | None = None) -> Federation:
+def read(spec: str, folder: Path | None, cache: Path, glove: Path | None = None) -> Federation:
     return setups.federation(spec, Where(folder, glove, cache))
 
 
@@ -110,7 +110,10 @@ def test_a_linear_classifier_trains_on_cifar10s_features(tmp_path: Path) -> None
     assert sum(p.numel() for p in task.model().parameters()) == 512 * 10 + 10
     assert (task.rounds, task.solver) == (100, Solver(lr=0.01, batch_size=32, epochs=1))
     result = simulate(task, "adafedadam", rounds=2, compile="off")
-    assert 0 <= result.metrics["worst30"] <= result.metrics["avg"] <= 100
+    worst, average = (result.metrics[name] for name in ("worst30", "avg"))
+    assert worst is not None
+    assert average is not None
+    assert 0 <= worst <= average <= 100
 
 
 @pytest.mark.parametrize(
@@ -301,7 +304,7 @@ def wrong_label(folder: Path) -> Path:
 
 
 def no_writer(folder: Path) -> Path:
-    rows = layouts.characters(layouts.WRITERS)
+    rows: list[Any] = layouts.characters(layouts.WRITERS)
     rows[2] = (None, *rows[2][1:])
     return layouts.femnist_parquet(folder, rows)
 
@@ -437,9 +440,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
-def test_a_bad_file_is_one_line_that_names_it_and_leaves_no_entry(
-    tmp_path: Path, make: Callable[[Path], Path]
-) -> None:
+def test_a_bad_file_is_one_line_that_names_it_and_leaves_no_entry(tmp_path: Path, make: Any) -> None:
     spec, *expected = BAD[make]
     message = refused("data", spec, "--data-dir", make(tmp_path / "in"), "--cache", tmp_path / "cache")
     for part in expected:
@@ -617,7 +618,7 @@ def hub(repository: str, revision: str, root: Path) -> Iterator[str]:
         server.server_close()
 
 
-HOMES = {
+HOMES: dict[str, tuple[str, str, Callable[[Path], Path]]] = {
     "femnist": ("flwrlabs/femnist", "main", layouts.femnist_parquet),
     "cifar10:clients=3,beta=1": ("uoft-cs/cifar10", "main", layouts.cifar_parquet),
     "sent140:clients=3": ("stanfordnlp/sentiment140", "refs/convert/parquet", layouts.sent140_parquet),

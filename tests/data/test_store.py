@@ -146,7 +146,7 @@ def test_a_damaged_entry_is_refused_with_the_remedy(tmp_path: Path, folder: Path
     elif spoil == "gone":
         shard.unlink()
     else:
-        changes = {
+        changes: dict[str, dict[str, Any]] = {
             "counts": {"clients": [["f", 1, 0]]},
             "nonsense": {"clients": [["f", "x", 0]], "words": None},
             "shards": {"shards": []},

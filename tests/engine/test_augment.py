@@ -19,6 +19,7 @@ from conftest import CLASSES, DEVICE, FEATURES, make_federation
 from exchanged import Exchange, simulated
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.data.counter import DROPOUT, fold, mix
+from fairwind.data.samples import Samples
 from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
@@ -147,7 +148,8 @@ def test_it_is_a_loop_written_by_hand(engine: str) -> None:
     sizes = data.train.tolist()
     for round in range(3):
         made.step()
-        x, mean = [p.detach().clone() for p in model.parameters()], None
+        x = [p.detach().clone() for p in model.parameters()]
+        mean = [torch.zeros_like(p) for p in x]
         for k, size in enumerate(sizes):
             put(model, x)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -161,7 +163,7 @@ def test_it_is_a_loop_written_by_hand(engine: str) -> None:
                 )
                 optimizer.step()
             part = [p.detach() * size / sum(sizes) for p in model.parameters()]
-            mean = part if mean is None else [a + b for a, b in zip(mean, part, strict=True)]
+            mean = [a + b for a, b in zip(mean, part, strict=True)]
         put(model, mean)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(made.state_dict(0)[name].cpu(), value, rtol=1e-10, atol=1e-10)
@@ -213,7 +215,8 @@ def test_a_recorded_round_augments_anew(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("fairwind.engine.stacked.executor.Graphs", Replayer)
     recorded = simulation(images(), ["adafedadam"], READY["both"])
     assert_together(plain, recorded, rounds=4, tolerance=0)
-    assert stacked_of(recorded).round_graphs.replays == 2
+    replayer: Any = stacked_of(recorded).round_graphs
+    assert replayer.replays == 2
 
 
 @pytest.mark.slow
@@ -246,7 +249,7 @@ def mixing(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("augment", [tossed, drawn_in_place, mixing])
-def test_what_cannot_be_stacked_runs_in_the_loop_and_is_seeded_too(augment: Callable) -> None:
+def test_what_cannot_be_stacked_runs_in_the_loop_and_is_seeded_too(augment: Callable[..., Any]) -> None:
     data = images()
     data = replace(data, inputs=as_tensor(data.inputs).double() / 255)
     with pytest.raises(InputError, match=r"cannot be stacked: .*; engine=loop trains it"):
@@ -319,14 +322,17 @@ def test_a_client_of_a_real_federation_augments_alike() -> None:
 
 def test_inputs_of_several_tensors_are_handed_over_as_they_are() -> None:
     class Two(nn.Linear):
-        def forward(self, image: Tensor, table: Tensor) -> Tensor:
+        def forward(self, image: Tensor, table: Tensor) -> Tensor:  # type: ignore[override]
             return super().forward(torch.cat([image.flatten(1), table], 1))
 
     def only_the_image(x: dict[str, Tensor]) -> dict[str, Tensor]:
         return x | {"image": fw.augment.flip(x["image"])}
 
     data = images((4, 5))
-    inputs = {"image": as_tensor(data.inputs).double(), "table": as_tensor(data.targets)[:, None].double()}
+    inputs: Samples = {
+        "image": as_tensor(data.inputs).double(),
+        "table": as_tensor(data.targets)[:, None].double(),
+    }
     data = replace(data, inputs=inputs)
     given = {"model": lambda: Two(21, 3).double()}
     stacked, loop = (
