@@ -95,7 +95,7 @@ class KeptMomentum:
             found.append(Batch(at, share[:, None, :, None, None]))
         return found
 
-    def _shuffled(self) -> Tensor:
+    def shuffled(self) -> Tensor:
         """Each client's training samples in random order, client after client, for each seed: (seeds, N)."""
         owner = np.repeat(np.arange(len(self.train)), self.train.numpy())
         place = np.arange(len(owner)) - np.repeat(
@@ -107,7 +107,7 @@ class KeptMomentum:
 
     def local_training(self) -> Tensor:
         """The clients' updates x − x_k after their local steps: (K, seeds, features + 1, runs, classes)."""
-        lr, rho, order = self.solver.lr, self.solver.momentum, self._shuffled()
+        lr, rho, order = self.solver.lr, self.solver.momentum, self.shuffled()
         models = self.x.repeat(len(self.train), 1, 1, 1, 1)
         self.buffer *= self.kept
         for place, share in self.batches:

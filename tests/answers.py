@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,7 +35,7 @@ def answering(folder: Path, answer: int = 42) -> Callable[[], object]:
 def training() -> None:
     """Prints a digest of a linear classifier, trained by compiled steps."""
     task = fairwind.Task(lambda: nn.Linear(8, 3), fairwind.Federation.from_clients(CLIENTS), rounds=2)
-    options = {"compile": "on", "engine": "stacked", "workers": 1, "progress": False}
+    options: dict[str, Any] = {"compile": "on", "engine": "stacked", "workers": 1, "progress": False}
     run = fairwind.simulate(task, "adafedadam", **options)
     print(hashlib.sha256(b"".join(t.numpy().tobytes() for t in run.state_dict.values())).hexdigest())
 

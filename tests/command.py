@@ -9,13 +9,14 @@ import warnings
 from collections.abc import Callable
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from fairwind.cli import main
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
-def fairwind(*words: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def fairwind(*words: object, cwd: Path | None = None, **environment: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fairwind", *map(str, words)]
     env = ENV | environment
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=300, check=False)
@@ -36,13 +37,13 @@ def called(*words: object, cwd: Path | None = None) -> subprocess.CompletedProce
         sys.argv, warnings.showwarning = before, shown
 
 
-def succeeded(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def succeeded(*words: object, **environment: Any) -> subprocess.CompletedProcess[str]:
     done = fairwind(*words, **environment)
     assert done.returncode == 0, done.stderr
     return done
 
 
-def refused(*words: object, **environment: str) -> str:
+def refused(*words: object, **environment: Any) -> str:
     """What a command says that must fail: one line of error, exit code 2."""
     done = fairwind(*words, **environment) if environment else called(*words)
     assert done.returncode == 2, done.stderr

@@ -30,7 +30,7 @@ def make_federation(sizes: list[int], seed: int = 0, dtype: torch.dtype = torch.
     return Federation.from_clients(clients, classes=CLASSES)
 
 
-def make_model() -> nn.Module:
+def make_model() -> nn.Sequential:
     hidden = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES))
     return hidden.double()
 

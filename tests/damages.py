@@ -2,11 +2,14 @@
 
 import gzip
 import json
+import os
 import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from fairwind.engine.backends import cache
 
 
 def damages(data: bytes) -> Iterator[tuple[str, bytes | None]]:
@@ -61,3 +64,34 @@ def each_damage(pristine: Path, path: Path, below: str = "") -> Iterator[tuple[s
                 (path / name).write_bytes(data)
             yield name, what
             shutil.rmtree(path)
+
+
+def flipped(place: float, bit: int) -> Callable[[Path], object]:
+    def flip(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[int(place * (len(data) - 1))] ^= 1 << bit
+        path.write_bytes(data)
+
+    return flip
+
+
+def replaced(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+LIBRARY_DAMAGES: dict[str, Callable[[Path], object]] = {
+    "emptied": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "cut by a byte": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "without its digest": lambda path: os.truncate(path, path.stat().st_size - cache.SEAL),
+    "with another digest": flipped(1, 0),
+    "garbage": lambda path: path.write_bytes(random.Random(0).randbytes(path.stat().st_size)),
+    "zeros, and many": lambda path: os.truncate(path, 1 << 40),
+    "deleted": lambda path: path.unlink(),
+    "a folder": lambda path: replaced(path, lambda p: (p / "sub").mkdir(parents=True)),
+    "a pipe": lambda path: replaced(path, os.mkfifo),
+    "a link to itself": lambda path: replaced(path, lambda p: p.symlink_to(p)),
+    "a link to zeros": lambda path: replaced(path, lambda p: p.symlink_to("/dev/zero")),
+    **{f"bit {i % 8} flipped, {i}/32 of the way": flipped(i / 32, i % 8) for i in range(33)},
+}

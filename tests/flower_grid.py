@@ -58,7 +58,7 @@ class InProcessGrid(Grid):
             except Exception as error:  # as a SuperNode does
                 reason = f"{type(error)}:<'{error}'>"
                 reply = Message(Error(code=1, reason=reason), reply_to=received)
-            meddled = self.meddle.get(node, lambda reply: reply)(reply)
+            meddled = self.meddle.get(node, lambda reply: reply)(reply)  # type: ignore[no-untyped-call]
             if meddled is not None:
                 self.bytes += len(message_to_proto(meddled).SerializeToString())
                 self.replies[ids[-1]] = through_bytes(meddled)

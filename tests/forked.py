@@ -43,7 +43,7 @@ def fork(act: Callable[[], object], folder: Path) -> Ended:
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: SIM115
             warnings.simplefilter("default")
-            warnings.showwarning = _say  # pytest has put its own in place
+            warnings.showwarning = _say  # type: ignore[assignment]  # pytest has put its own in place
             act()
             code = 0
         except SystemExit as stop:
@@ -76,7 +76,8 @@ class Drawings:
     """What the drawing library made, by what it was given: it is slow, and must not run after a fork."""
 
     def __init__(self, file: Path):
-        self.file, self.known = file, {}
+        self.file = file
+        self.known: dict[Any, Any] = {}
 
     def learn(self, act: Callable[[], object], folder: Path) -> Ended:
         """Runs a function in a child, and keeps what is drawn there."""
@@ -150,9 +151,9 @@ class _Operations:
         for name in ("replace", "rename", "mkdir", "unlink", "remove", "rmdir"):
             setattr(os, name, self._watched(name, getattr(os, name)))
         sync = os.fsync
-        os.fsync = lambda descriptor: self.happens("fsync", lambda: sync(descriptor))
+        os.fsync = lambda descriptor: self.happens("fsync", lambda: sync(descriptor))  # type: ignore[assignment]
         opened = builtins.open
-        io.open = builtins.open = self._opening(opened)  # type: ignore[assignment]
+        io.open = builtins.open = self._opening(opened)
 
     def happens(self, name: str, act: Callable[[], Any], half: Callable[[], Any] | None = None) -> Any:
         due = len(self.seen) == self.at

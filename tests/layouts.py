@@ -7,6 +7,7 @@ import pickle
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +38,7 @@ def characters(sizes: dict[str, int], seed: int = 0) -> list[tuple[str, np.ndarr
 WRITERS = {"f0003_10": 12, "f0001_41": 7, "f0002_07": 5}
 
 
-def femnist_parquet(folder: Path, rows: list | None = None) -> Path:
+def femnist_parquet(folder: Path, rows: list[Any] | None = None) -> Path:
     """The hub's flwrlabs/femnist."""
     rows = characters(WRITERS) if rows is None else rows
     folder = folder / "data"
@@ -56,7 +57,7 @@ def femnist_parquet(folder: Path, rows: list | None = None) -> Path:
     return folder.parent
 
 
-def leaf(file: Path, data: dict[str, tuple[list, list]], counts: list[int] | None = None) -> Path:
+def leaf(file: Path, data: dict[str, tuple[list[Any], list[Any]]], counts: list[int] | None = None) -> Path:
     """One of LEAF's JSON files."""
     file.parent.mkdir(parents=True, exist_ok=True)
     content = {
@@ -68,9 +69,9 @@ def leaf(file: Path, data: dict[str, tuple[list, list]], counts: list[int] | Non
     return file.parent
 
 
-def femnist_leaf(folder: Path, rows: list | None = None) -> Path:
+def femnist_leaf(folder: Path, rows: list[Any] | None = None) -> Path:
     """LEAF's all_data for FEMNIST: pixels as numbers up to 1."""
-    data: dict[str, tuple[list, list]] = {}
+    data: dict[str, tuple[list[Any], list[Any]]] = {}
     for writer, x, y in characters(WRITERS) if rows is None else rows:
         inputs, labels = data.setdefault(writer, ([], []))
         inputs.append((x.reshape(-1) / 255).tolist())
@@ -165,7 +166,7 @@ TWEETS = [  # label, user, text
 ]
 
 
-def sent140_csv(folder: Path, tweets: list | None = None) -> Path:
+def sent140_csv(folder: Path, tweets: list[Any] | None = None) -> Path:
     """The original CSV, in Latin-1."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(

@@ -256,8 +256,8 @@ CASES = [
     classes("segmentation, weights", segmented, pictures, ignore_index=255, weight=WEIGHT),
     classes("soft labels", data=soft),
     classes("soft labels, weights, smoothed", data=soft, weight=WEIGHT, label_smoothing=0.1),
-    case("tags", F.cross_entropy, linear(), tags, tokens(F.cross_entropy)),
-    case("tags, weights", weighted_tokens, linear(), tags, tokens(weighted_tokens)),
+    case("tags", F.cross_entropy, linear(), tags, tokens(F.cross_entropy)),  # type: ignore[no-untyped-call]
+    case("tags, weights", weighted_tokens, linear(), tags, tokens(weighted_tokens)),  # type: ignore[no-untyped-call]
     case("likelihood", nn.NLLLoss(), logarithms, labelled),
     case("likelihood, weights", nn.NLLLoss(weight=WEIGHT, ignore_index=2), logarithms, labelled),
     case("likelihood, summed", nn.NLLLoss(reduction="sum"), logarithms, labelled),
@@ -312,7 +312,7 @@ CASES = [
          lambda o, t: named_outputs(o, t).mean()),
     case("own: distillation", distillation, linear(), taught, lambda o, t: distillation(o, t).mean()),
     case("own: weights", by_class, linear(), labelled, lambda o, t: F.cross_entropy(o, t, weight=WEIGHT)),
-    case("own: tokens", over_tokens, linear(), tags, tokens(F.cross_entropy)),
+    case("own: tokens", over_tokens, linear(), tags, tokens(F.cross_entropy)),  # type: ignore[no-untyped-call]
     case("own: hazards", cox, linear(1), survival, cox_by_hand, whole_batches=True),
     case("own: ranking", ranking, mapped(lambda t: t[:, 0], 1),
          lambda n: (numbers(n, FEATURES), numbers(n)), whole_batches=True, stacks=False),

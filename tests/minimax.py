@@ -49,6 +49,6 @@ def least_quadratic(q: Floats, c: Floats, low: Floats, high: Floats) -> Floats:
             p[free] = np.linalg.lstsq(system, right, rcond=None)[0][:-1]
         inside = (p >= low - 1e-12).all() and (p <= high + 1e-12).all() and abs(p.sum() - 1) < 1e-12
         if inside and (value := p @ q @ p / 2 + c @ p) < best - 1e-15:
-            best, found = value, p
+            best, found = float(value), p
     assert np.isfinite(best)
     return found

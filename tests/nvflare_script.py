@@ -28,12 +28,13 @@ def main(spec: str) -> None:
         if flare.is_evaluate():
             flare.send(as_model(Judged(size, size, loss.item(), {"accuracy": 50.0})))
             continue
-        loss.backward()
-        norm = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm().item()
+        torch.autograd.backward(loss)
+        norm = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).norm().item()
         after = deepcopy(model)
         with torch.no_grad():
             for new, old in zip(after.parameters(), model.parameters(), strict=True):
-                new -= LR * old.grad
+                assert old.grad is not None
+                new.sub_(LR * old.grad)
         first_loss = loss.item() if first_loss is None else first_loss
         numbers = {"size": size, "lr": LR, "steps": 1, "loss": loss.item(), "grad_norm": norm}
         flare.send(as_model(report_update(model, after, first_loss=first_loss, **numbers)))

@@ -14,6 +14,7 @@ from fairwind.engine import evaluation
 from fairwind.engine.ranks import find, join
 from fairwind.engine.simulation import Simulation
 from fairwind.setups import Where
+from samples import as_tensor
 from simulations import SOLVERS, Spoilt, simulation
 
 # Ranks exchange one sum, and refuse algorithms that need more.
@@ -37,7 +38,7 @@ def build(case: str) -> Simulation:
     names, seeds, options = CASES[case]
     federation = make_federation([1, 2, 3, 17, 45, 8, 1, 26])  # some have no sample to test
     if case == "a client left out":
-        federation.inputs[:1] += 1000
+        as_tensor(federation.inputs)[:1] += 1000
     return simulation(federation, names, seeds, **options)
 
 

@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves
 FORBIDDEN = ("_local_scalar_dense", "nonzero", "_unique", "unique", "bincount", "lift_fresh", "masked_select")
 
 
-class Recording(TorchDispatchMode):
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operations with their arguments and results."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,7 +52,8 @@ class Replayer:
         if not self.on or what not in self.recorded:
             self.recorded[what] = None
             return work()
-        if self.recorded[what] is None:
+        kept = self.recorded[what]
+        if kept is None:
             # What recording does must not be seen: a graph that is recorded does not run.
             recording = Recording()
             with torch.no_grad(), recording:
@@ -60,4 +61,5 @@ class Replayer:
             self.recorded[what] = recording
             return None
         self.replays += 1
-        return self.recorded[what].replay()
+        kept.replay()
+        return None

@@ -1,16 +1,23 @@
 """Simulations that several tests make, and how two are compared."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, make_model
-from fairwind import Federation, Settings, Solver, algorithms
+from fairwind import Federation, Settings, Solver
 from fairwind.engine.executor import Run
+from fairwind.engine.loop.executor import Loop
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.ranks import join
 from fairwind.engine.simulation import Simulation
+from fairwind.engine.stacked.executor import Stacked
+from fairwind.engine.stacked.model import StackedModel
 from fairwind.engine.stacked.steps import Rows, Step
+from own_algorithms import built
 
 SOLVERS = {
     "sgd": Solver(lr=0.1, batch_size=10),
@@ -22,14 +29,19 @@ SOLVERS = {
 }
 
 
-def simulation(federation: Federation, names: list[str], seeds: list[int], **options: object) -> Simulation:
+def simulation(federation: Federation, names: Sequence[str], seeds: list[int], **options: Any) -> Simulation:
     """Stacked and uncompiled, unless told otherwise; already at its start."""
-    built = {name: algorithms.build(name) for name in names}
-    runs = [Run(name, algorithm, seed) for name, algorithm in built.items() for seed in seeds]
+    runs = [Run(name, algorithm, seed) for name in names for algorithm in [built(name)] for seed in seeds]
     model = options.pop("model", make_model)
     loss, plan = options.pop("loss", cross_entropy), options.pop("plan", None)
-    own = {"rounds": 6, "eval_every": 2, "compile": "off", "engine": "stacked", "device": DEVICE}
-    own["workers"] = 1
+    own: dict[str, Any] = {
+        "rounds": 6,
+        "eval_every": 2,
+        "compile": "off",
+        "engine": "stacked",
+        "device": DEVICE,
+        "workers": 1,
+    }
     made = Simulation(model, federation, runs, Settings(**own | options), loss=loss, ranks=join(), plan=plan)
     made.start()
     return made
@@ -48,7 +60,7 @@ def assert_together(a: Simulation, b: Simulation, rounds: int = 5, tolerance: fl
 def scarce(step: Step, fits: int, failures: list[int]) -> Step:
     """A step for which memory lasts for so many rows."""
 
-    def limited(rows: Rows, *rest: object) -> object:
+    def limited(rows: Rows, *rest: Any) -> Any:
         if len(rows.loss) > fits:
             failures.append(len(rows.loss))
             raise torch.OutOfMemoryError("CUDA out of memory, so to say")
@@ -67,7 +79,7 @@ def run_short(monkeypatch: pytest.MonkeyPatch, kind: str, fits: int) -> list[int
     return failures
 
 
-def dropout_model() -> nn.Module:
+def dropout_model() -> nn.Sequential:
     layers = nn.Linear(FEATURES, 8), nn.Dropout(0.3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
     return nn.Sequential(*layers).double()
 
@@ -80,4 +92,23 @@ class Spoilt(nn.Module):
         self.linear = nn.Linear(FEATURES, CLASSES).double()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) * torch.where(x[:, :1] > 100, torch.nan, 1.0)
+        out: Tensor = self.linear(x) * torch.where(x[:, :1] > 100, torch.nan, 1.0)
+        return out
+
+
+def stacked_of(made: Simulation) -> Stacked:
+    """The stacked executor of a simulation that has one."""
+    assert isinstance(made.executor, Stacked)
+    return made.executor
+
+
+def loop_of(made: Simulation) -> Loop:
+    """Likewise the loop."""
+    assert isinstance(made.executor, Loop)
+    return made.executor
+
+
+def stacked_model(made: Simulation) -> StackedModel:
+    """The model that the stacked executor trains."""
+    assert made.choice.stacked is not None
+    return made.choice.stacked

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from fairwind.runs.files import CLIENTS, RESULTS
 
@@ -25,7 +26,7 @@ def words(folder: Path) -> tuple[object, ...]:
     return "sweep", folder / "fair.toml", "--out", folder, "--device", "cpu", "--compile", "off"
 
 
-def numbers(folder: Path) -> dict[str, object]:
+def numbers(folder: Path) -> dict[str, Any]:
     """All that the runs and the page hold, to the bit, without when and how fast."""
     (run,) = (folder / "runs").iterdir()
     results = json.loads((run / RESULTS).read_bytes())

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tables
 
 from fairwind import algorithms
 from fairwind.metrics import METRICS
@@ -15,9 +16,6 @@ from fairwind.report.table import display_name
 from fairwind.study import read_study
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
-
-import tables  # noqa: E402
 
 
 def test_the_tables_written_from_results_are_up_to_date() -> None:

@@ -1,5 +1,7 @@
 """Numbers that nobody means: one line each, and no traceback."""
 
+from pathlib import Path
+
 import pytest
 
 from command import refused, succeeded
@@ -18,12 +20,12 @@ from command import refused, succeeded
         (["--solver", "adam", "--algorithms", "fednova"], "fednova divides by its clients' steps"),
     ],
 )
-def test_one_line(words: list[str], message: str, tmp_path) -> None:
+def test_one_line(words: list[str], message: str, tmp_path: Path) -> None:
     assert message in refused("compare", "synthetic", "--out", tmp_path / "run", "--rounds", "1", *words)
 
 
 @pytest.mark.slow
-def test_a_budget_too_small_for_a_row_trains_one_row_after_another(tmp_path) -> None:
+def test_a_budget_too_small_for_a_row_trains_one_row_after_another(tmp_path: Path) -> None:
     words = ["--clients", "2", "--rounds", "1", "--seeds", "0", "--memory", "1e-9", "--algorithms", "fedavg"]
     words += ["--compile", "off"]
     succeeded("compare", "synthetic", "--out", tmp_path / "run", *words)

@@ -24,7 +24,7 @@ from fairwind.runs.directory import RunDirectory
 from fairwind.runs.spec import arguments, parameters, with_parameters
 
 
-def make_task(**given: object) -> fw.Task:
+def make_task(**given: Any) -> fw.Task:
     return fw.Task(make_model, make_federation([12, 30, 21]), **{"rounds": 2, **given})
 
 
@@ -34,7 +34,7 @@ OWN = fw.algorithms.fedavg()._replace(name="")
 @pytest.mark.parametrize("given", [OWN, {"mine": OWN}, [OWN], {"fedavg": "fedavg"}, ["fedavg"]])
 def test_simulate_trains_the_one_algorithm_however_it_is_given(given: object) -> None:
     expected = fw.simulate(make_task(), "fedavg", progress=False)
-    found = fw.simulate(make_task(), given, progress=False)
+    found = fw.simulate(make_task(), given, progress=False)  # type: ignore[arg-type]
     assert torch.equal(found.score, expected.score)
 
 
@@ -48,13 +48,13 @@ def test_an_own_algorithm_without_a_name_is_called_own() -> None:
 )
 def test_simulate_refuses_several_algorithms(several: object) -> None:
     with pytest.raises(fw.InputError, match=r"simulate trains one algorithm, not \d+: .*compare"):
-        fw.simulate(make_task(), several, progress=False)
+        fw.simulate(make_task(), several, progress=False)  # type: ignore[arg-type]
 
 
 def test_a_builder_in_the_place_of_an_algorithm_is_to_be_called() -> None:
     for given in (fw.algorithms.fedavg, [fw.algorithms.fedavg], {"mine": fw.algorithms.fedavg}):
         with pytest.raises(fw.InputError, match=r"is not an algorithm.*call it, as in fedavg\(\)"):
-            fw.simulate(make_task(), given, progress=False)
+            fw.simulate(make_task(), given, progress=False)  # type: ignore[arg-type]
 
 
 def test_names_of_own_algorithms_are_told_apart() -> None:
@@ -63,7 +63,7 @@ def test_names_of_own_algorithms_are_told_apart() -> None:
     ):
         fw.compare(make_task(), [OWN, OWN], progress=False)
     with pytest.raises(fw.InputError, match="an algorithm is called 3: give it a name that is a text"):
-        fw.compare(make_task(), {3: OWN}, progress=False)
+        fw.compare(make_task(), {3: OWN}, progress=False)  # type: ignore[dict-item]
     with pytest.raises(fw.InputError, match=r"to call it 'mine' give .*algorithms\.build\('fedavg'\)"):
         fw.simulate(make_task(), {"mine": "fedavg"}, progress=False)
 
@@ -92,7 +92,7 @@ def compared(number: Number, whole: Number, device: object, out: Path) -> fw.Com
         memory=number(0.125),
         workers=whole(1),
         checkpoint_every=number(5.0),
-        device=device,
+        device=device,  # type: ignore[arg-type]
         out=out,
         progress=False,
     )
@@ -116,7 +116,7 @@ def test_numbers_and_devices_of_other_libraries_give_the_same_recipe(of: Number,
 
 def test_a_list_in_a_solver_is_the_same_as_a_tuple(tmp_path: Path) -> None:
     for given in ((0.5, 0.75), [0.5, 0.75]):
-        solver = fw.Solver(betas=given, optimizer="adam")
+        solver = fw.Solver(betas=given, optimizer="adam")  # type: ignore[arg-type]
         fw.compare(make_task(), "fedavg", solver=solver, out=tmp_path / "run", progress=False)
 
 
@@ -124,29 +124,32 @@ def test_numbers_of_other_libraries_in_a_federation() -> None:
     x, y = torch.randn(20, 2), torch.arange(20) % 2
     expected = fw.Federation.from_clients([(x, y)] * 2, train=0.5, seed=3, classes=4)
     found = fw.Federation.from_clients(
-        [(x, y)] * 2, train=np.float32(0.5), seed=torch.tensor(3), classes=np.int64(4)
+        [(x, y)] * 2,
+        train=np.float32(0.5),  # type: ignore[arg-type]
+        seed=torch.tensor(3),  # type: ignore[arg-type]
+        classes=np.int64(4),  # type: ignore[arg-type]
     )
     assert found.digest() == expected.digest()
     assert json.dumps(found.describe()) == json.dumps(expected.describe())
     with pytest.raises(fw.InputError, match=r"seed=1\.5 is not a whole number"):
-        fw.Federation.from_clients([(x, y)], seed=1.5)
+        fw.Federation.from_clients([(x, y)], seed=1.5)  # type: ignore[arg-type]
     with pytest.raises(fw.InputError, match=r"train='half' is out of range: the training share lies in"):
-        fw.Federation.from_clients([(x, y)], train="half")
+        fw.Federation.from_clients([(x, y)], train="half")  # type: ignore[arg-type]
 
 
 def test_numbers_of_other_libraries_in_a_real_federation() -> None:
-    assert Bounds(share=np.float32(0.5)) == Bounds(share=0.5)
-    given = {
+    assert Bounds(share=np.float32(0.5)) == Bounds(share=0.5)  # type: ignore[arg-type]
+    given: dict[str, Any] = {
         name: np.array(value) for name, value in {"clip": 1, "weight": 2, "noise": 0.5, "delta": 1e-5}.items()
     }
     assert json.dumps(Privacy(**given).noise) == "0.5"
-    client = LocalClient(make_task(), fw.algorithms.fedavg(), np.int64(1), seed=np.int64(2))
+    client = LocalClient(make_task(), fw.algorithms.fedavg(), np.int64(1), seed=np.int64(2))  # type: ignore[arg-type]
     assert json.dumps([client.number, client.seed]) == "[1, 2]"
 
 
 def test_numbers_that_do_not_fit_are_shown_as_they_were_meant() -> None:
     with pytest.raises(fw.InputError, match=r"rounds=2\.5 is not a whole number"):
-        fw.simulate(make_task(), "fedavg", rounds=np.float64(2.5), progress=False)
+        fw.simulate(make_task(), "fedavg", rounds=np.float64(2.5), progress=False)  # type: ignore[arg-type]
     with pytest.raises(fw.InputError, match=r"rounds=\(1, 2\) is not a whole number"):
         make_task(rounds=np.array([1, 2]))
 
@@ -159,8 +162,8 @@ def test_the_name_of_an_algorithm_holds_its_parameters_to_the_last_bit(value: fl
 
 
 def test_a_device_has_one_name() -> None:
-    assert fw.Settings(device=torch.device("cuda", 1)).device == "cuda:1"
-    assert gather(fw.Settings(device=torch.device("cpu", 0))).device == "cpu"
+    assert fw.Settings(device=torch.device("cuda", 1)).device == "cuda:1"  # type: ignore[arg-type]
+    assert gather(fw.Settings(device=torch.device("cpu", 0))).device == "cpu"  # type: ignore[arg-type]
     with pytest.raises(fw.InputError, match="device 'mps' is neither cpu nor cuda: give 'cpu'"):
         fw.simulate(make_task(), "fedavg", device=torch.device("mps"), progress=False)
 
@@ -169,9 +172,9 @@ def test_seeds_are_several_numbers() -> None:
     assert len(fw.compare(make_task(), "fedavg", seeds=range(2), progress=False)) == 2
     for one in (3, np.int64(3), torch.tensor(3)):
         with pytest.raises(fw.InputError, match=r"seeds=3 is one number: give seeds=\[3\], or range\(3\)"):
-            fw.compare(make_task(), "fedavg", seeds=one, progress=False)
+            fw.compare(make_task(), "fedavg", seeds=one, progress=False)  # type: ignore[arg-type]
     with pytest.raises(fw.InputError, match=r"seed=1\.5 is not a whole number"):
-        fw.compare(make_task(), "fedavg", seeds=[1.5], progress=False)
+        fw.compare(make_task(), "fedavg", seeds=[1.5], progress=False)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(("target", "meant"), [(0.7, "70"), (1, "100"), (0.005, "0.5")])
@@ -264,7 +267,8 @@ def test_a_file_without_the_name_of_its_task_is_told_what_it_has(tmp_path: Path)
 def titles(run: Path) -> list[str]:
     """What a browser's tab and the page's first line say."""
     html = page(read_record(run), {})
-    return [re.search(f"<{tag}>(.*)</{tag}>", html)[1].removesuffix(" · Fairwind") for tag in ("title", "h1")]
+    found = [re.findall(f"<{tag}>(.*)</{tag}>", html)[0] for tag in ("title", "h1")]
+    return [title.removesuffix(" · Fairwind") for title in found]
 
 
 @pytest.mark.parametrize(

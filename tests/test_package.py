@@ -46,7 +46,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel; what it needs is taken from the environment of the tests."""
     place = tmp_path_factory.mktemp("clean") / "venv"
     venv.create(place, with_pip=False, symlinks=True)
-    needed = {str(Path(m.__file__).parents[1]) for m in map(__import__, ("torch", "rich", "tyro"))}
+    needed = {str(Path(str(m.__file__)).parents[1]) for m in map(__import__, ("torch", "rich", "tyro"))}
     (site,) = place.glob("lib/python*/site-packages")
     (site / "needed.pth").write_text("\n".join(needed))
     pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "--no-deps"]

@@ -13,7 +13,6 @@ import pytest
 import fairwind
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
 
 
 class Page(HTMLParser):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,15 +185,15 @@ class StopHereError(Exception):
 def test_from_python_a_stopped_comparison_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     task = fw.Task(make_model, make_federation([12, 30, 7]), rounds=12, name="three")
 
-    def compare(out: str, **given: object) -> fw.Comparison:
-        own = {"fair": fw.algorithms.adafedadam(alpha=2), "fedavg": "fedavg"}
-        options = {"seeds": [0, 1], "eval_every": 2, "checkpoint_every": 0, "progress": False}
+    def compare(out: str, **given: Any) -> fw.Comparison:
+        own: dict[str, Any] = {"fair": fw.algorithms.adafedadam(alpha=2), "fedavg": "fedavg"}
+        options: dict[str, Any] = {"seeds": [0, 1], "eval_every": 2, "checkpoint_every": 0, "progress": False}
         return fw.compare(task, own, out=tmp_path / out, **options | given)
 
     whole = compare("whole")
     heard: list[int] = []
 
-    def stop(lines: list[dict]) -> None:
+    def stop(lines: list[dict[str, Any]]) -> None:
         heard.append(lines[0]["round"])
         assert [line["algorithm"] for line in lines] == ["fair", "fair", "fedavg", "fedavg"]
         if lines[0]["round"] == 6:
@@ -262,7 +263,7 @@ def test_regression_works_with_targets_of_either_shape(loss: object) -> None:
             solver=fw.Solver(lr=0.05),
             rounds=60,
         )
-        found.append(fw.simulate(task, "fedavg", seed=1, progress=False).metrics["avg"])
+        found.append(fw.simulate(task, "fedavg", seed=1, progress=False).metrics["avg"] or 0)
     assert found[0] > 0.9
     assert found[1] == pytest.approx(found[0])
 
@@ -317,7 +318,10 @@ def test_a_text_task_with_a_mask() -> None:
 
         def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             weight = mask.to(self.words.weight.dtype)
-            return self.out((self.words(ids) * weight[..., None]).sum(1) / weight.sum(1, keepdim=True))
+            out: torch.Tensor = self.out(
+                (self.words(ids) * weight[..., None]).sum(1) / weight.sum(1, keepdim=True)
+            )
+            return out
 
     draw = torch.Generator().manual_seed(0)
     clients = []

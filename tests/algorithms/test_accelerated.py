@@ -6,6 +6,8 @@ samples of a client are alike, so that no order of batches matters.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.testing import check_algorithm, client_numbers, rehearse, reports
+from samples import as_tensor
 from simulations import SOLVERS, Spoilt, assert_together, simulation
 
 Vector = NDArray[np.float64]
@@ -57,10 +60,10 @@ def start() -> nn.Module:
 
 
 def trained(
-    built: dict[str, AnyAlgorithm], rounds: int, sizes: list[int] = SIZES, **options: object
+    built: dict[str, AnyAlgorithm], rounds: int, sizes: list[int] = SIZES, **options: Any
 ) -> Simulation:
     solver = options.pop("solver", Solver(lr=LR, batch_size=BATCH))
-    own = {"rounds": rounds, "eval_every": rounds, "compile": "off", "workers": 1} | options
+    own: dict[str, Any] = {"rounds": rounds, "eval_every": rounds, "compile": "off", "workers": 1} | options
     runs = [Run(name, algorithm, 0) for name, algorithm in built.items()]
     made = Simulation(
         start(), quadratics(sizes), runs, Settings(solver=solver, **own), loss=curved, score=curved
@@ -76,7 +79,8 @@ class Papers:
         self.rho = rho  # momentum of the clients' SGD
 
     def gradient(self, k: int, y: Vector) -> Vector:
-        return CURVES[k] * (y - CENTRES[k])
+        out: Vector = CURVES[k] * (y - CENTRES[k])
+        return out
 
     def descend(self, k: int, x: Vector, direction: Callable[[Vector], Vector]) -> Vector:
         """The model of a client after its local steps from x."""
@@ -95,7 +99,7 @@ class Papers:
         return np.average(list(vectors.values()), axis=0, weights=[SIZES[k] for k in vectors])
 
     def plain(self, x: Vector, who: list[int]) -> dict[int, Vector]:
-        return {k: self.descend(k, x, lambda y, k=k: self.gradient(k, y)) for k in who}
+        return {k: self.descend(k, x, partial(self.gradient, k)) for k in who}
 
     def fedavgm(self, chosen: list[list[int]]) -> Iterator[Vector]:
         x, v = START, np.zeros(P)
@@ -128,7 +132,8 @@ class Papers:
         x = START
         for who in chosen:
             models = {
-                k: self.descend(k, x, lambda y, k=k, x=x: self.gradient(k, y) + 0.01 * (y - x)) for k in who
+                k: self.descend(k, x, lambda y, k=k, x=x: self.gradient(k, y) + 0.01 * (y - x))  # type: ignore[misc]
+                for k in who
             }
             x = self.mean(models)
             yield x
@@ -137,7 +142,7 @@ class Papers:
         x, moved = START, np.zeros(P)
         for who in chosen:
             models = {
-                k: self.descend(k, x, lambda y, k=k, d=moved: 0.1 * self.gradient(k, y) + 0.9 * d)
+                k: self.descend(k, x, lambda y, k=k, d=moved: 0.1 * self.gradient(k, y) + 0.9 * d)  # type: ignore[misc]
                 for k in who
             }
             mean = self.mean(models)
@@ -156,7 +161,7 @@ class Papers:
                     g = g - self.gradient(k, x) + full
                 return 0.1 * g + 0.9 * m
 
-            models = {k: self.descend(k, x, lambda y, k=k, go=direction: go(k, y)) for k in who}
+            models = {k: self.descend(k, x, lambda y, k=k, go=direction: go(k, y)) for k in who}  # type: ignore[misc]
             m = 0.1 * full + 0.9 * m
             x = self.mean(models)
             yield x
@@ -169,7 +174,7 @@ class Papers:
         for who in chosen:
             moves, changes = [], []
             for k in who:
-                y = self.descend(k, x, lambda y, k=k, c=c: self.gradient(k, y) - own[k] + c)
+                y = self.descend(k, x, lambda y, k=k, c=c: self.gradient(k, y) - own[k] + c)  # type: ignore[misc]
                 new = own[k] - c + (x - y) / self.rate(k)
                 moves.append(y - x)
                 changes.append(new - own[k])
@@ -192,7 +197,7 @@ class Papers:
                         self.descend(
                             k,
                             theta,
-                            lambda y, k=k, x=theta: self.gradient(k, y) - grads[k] + alpha * (y - x),
+                            lambda y, k=k, x=theta: self.gradient(k, y) - grads[k] + alpha * (y - x),  # type: ignore[misc]
                         )
                     )
                 grads[k] = grads[k] - alpha * (models[-1] - theta)
@@ -250,7 +255,7 @@ def test_the_contract(name: str) -> None:
 # Reductions
 
 
-def same_path(one: AnyAlgorithm, other: AnyAlgorithm, sizes: list[int] = SIZES, **options: object) -> bool:
+def same_path(one: AnyAlgorithm, other: AnyAlgorithm, sizes: list[int] = SIZES, **options: Any) -> bool:
     ours, theirs = path(trained({"one": one, "other": other}, 5, sizes, **options), 5).transpose(1, 0, 2)
     return np.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
 
@@ -292,7 +297,7 @@ def test_one_step_of_mime_is_momentum_on_full_gradients(name: str) -> None:
 
 def test_the_first_step_of_feddyn_goes_twice_as_far_as_the_proximal_mean() -> None:
     """Without memories h = α·mean δ: the mean of models, and as far again."""
-    built = {"feddyn": algorithms.feddyn(alpha=0.3), "fedprox": algorithms.fedprox(mu=0.3)}
+    built: dict[str, Any] = {"feddyn": algorithms.feddyn(alpha=0.3), "fedprox": algorithms.fedprox(mu=0.3)}
     (dyn, prox), *_ = path(trained(built, 1, [8, 8, 8, 8]), 1)
     np.testing.assert_allclose(dyn - START, 2 * (prox - START), rtol=1e-12)
 
@@ -373,7 +378,7 @@ def test_the_server_knows_the_mean_of_all_memories(engine: str, name: str) -> No
 
 @pytest.mark.parametrize("options", [{}, {"participation": 0.5}], ids=["all", "half"])
 @pytest.mark.parametrize("solver", ["momentum", "adam"])
-def test_both_executors_agree(ragged: Federation, solver: str, options: dict[str, object]) -> None:
+def test_both_executors_agree(ragged: Federation, solver: str, options: dict[str, Any]) -> None:
     """Adam, too, takes a modified direction as it takes a gradient."""
     names = NAMES if solver == "momentum" else [name for name in NAMES if name not in BY_STEPS]
     taken = Solver(lr=0.01, batch_size=10, optimizer="adam") if solver == "adam" else SOLVERS[solver]
@@ -451,7 +456,7 @@ def test_a_client_whose_memory_would_not_be_finite_is_left_out() -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_solver_without_steps_is_refused_by_those_who_divide_by_them(
-    ragged: Federation, name: str, optimizer: str
+    ragged: Federation, name: str, optimizer: Any
 ) -> None:
     solver = Solver(optimizer=optimizer)
     assert refuses(algorithms.build(name), steps=torch.nan) == (name in BY_STEPS)
@@ -483,10 +488,10 @@ def test_hostile_reports_leave_all_finite(name: str, field: str, value: float) -
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 def test_a_client_that_diverges_does_not_spoil_memories(engine: str) -> None:
     federation = make_federation([12, 9, 15])
-    inputs = federation.inputs.clone()
+    inputs = as_tensor(federation.inputs).clone()
     inputs[federation.start[1] : federation.start[1] + federation.train[1], 0] = 1000
     spoilt = Federation(
-        inputs, federation.targets, federation.start, federation.train, federation.test, federation.names, 3
+        inputs, federation.targets, federation.start, federation.train, federation.test, federation.names
     )
     assert inputs.shape[1] == FEATURES
     made = simulation(spoilt, NAMES, [0], model=Spoilt, engine=engine, solver=SOLVERS["sgd"])

@@ -1,5 +1,7 @@
 """Quadratics F_k(w) = ½‖w − c_k‖², where descent has a formula and every algorithm a resting place."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ P = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
 PULLED = 1 - (1 - LR) ** STEPS  # the share of the way to its centre that a client goes in a round
 
 
-def train(spec: str, rounds: int, **solver: object) -> Simulation:
+def train(spec: str, rounds: int, **solver: Any) -> Simulation:
     settings = Settings(
         rounds=rounds, solver=Solver(lr=LR, batch_size=4, **solver), compile="off", eval_every=rounds
     )
@@ -48,7 +50,7 @@ def test_fednova_rests_where_clients_pull_by_step() -> None:
 
 @pytest.mark.parametrize("solver", [{}, {"momentum": 0.5}, {"epochs": (1, 3)}])
 def test_adafedadam_with_alpha_0_finds_the_optimum_whatever_the_local_steps(
-    solver: dict[str, object],
+    solver: dict[str, Any],
 ) -> None:
     """A quadratic's updates point along its gradient, so normalised ones *are* gradients: x* = Σp_k c_k."""
     simulation = train("adafedadam:alpha=0,lr=0.02,warmup=0", 500, **solver)

@@ -1,5 +1,7 @@
 """What must hold for every algorithm, whatever it computes; `check_algorithm` asks the rest."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,15 +9,23 @@ from hypothesis import strategies as st
 
 from fairwind.aggregation import advance, contribute, first_state
 from fairwind.algorithms import REGISTRY
-from fairwind.contract import CohortAlgorithm, GramAlgorithm, Report
+from fairwind.contract import CohortAlgorithm, GramAlgorithm, Report, SumAlgorithm
 from fairwind.testing import P, Round, rehearse, reports, total
 
 SUMS = [name for name, build in REGISTRY.items() if not isinstance(build(), CohortAlgorithm | GramAlgorithm)]
+
+
+def summing(name: str) -> SumAlgorithm:
+    algorithm = REGISTRY[name]()
+    assert not isinstance(algorithm, CohortAlgorithm | GramAlgorithm)
+    return algorithm
+
+
 of_all = pytest.mark.parametrize("name", REGISTRY)
 of_sums = pytest.mark.parametrize("name", SUMS)
 
 
-def assert_same(a: tuple, b: tuple, tolerance: float = 1e-12) -> None:
+def assert_same(a: tuple[Any, ...], b: tuple[Any, ...], tolerance: float = 1e-12) -> None:
     for one, other in zip(a, b, strict=True):
         if isinstance(one, tuple):
             assert_same(one, other, tolerance)
@@ -45,7 +55,7 @@ def test_client_order_does_not_matter(name: str, seed: int, k: int) -> None:
 @given(seed=st.integers(0, 2**31), k=st.integers(2, 20), cut=st.floats(0, 1))
 @settings(deadline=None, max_examples=20)
 def test_partial_sums_in_any_grouping_agree(name: str, seed: int, k: int, cut: float) -> None:
-    algorithm = REGISTRY[name]()
+    algorithm = summing(name)
     report, delta = reports(k, seed)
     at = round(cut * k)
     groups = [(Report(*(f[part] for f in report)), delta[part]) for part in (slice(0, at), slice(at, k))]
@@ -75,7 +85,7 @@ def test_a_client_that_is_not_finite_counts_exactly_as_if_absent(name: str, fiel
 @of_sums
 @pytest.mark.parametrize("field", ["size", "steps"])
 def test_an_empty_client_adds_exact_zeros(name: str, field: str) -> None:
-    algorithm = REGISTRY[name]()
+    algorithm = summing(name)
     report, _ = reports(4, seed=3)
     emptied = getattr(report, field).clone()
     emptied[0] = 0
@@ -101,7 +111,7 @@ def test_with_no_usable_client_model_and_state_stay(name: str) -> None:
 
 @of_sums
 def test_a_server_step_that_is_not_finite_is_not_taken(name: str) -> None:
-    algorithm = REGISTRY[name]()
+    algorithm = summing(name)
     report, delta = reports(3, seed=5)
     x = torch.randn(P, dtype=torch.float64)
     summed, sums, clients = total(algorithm, report, delta)

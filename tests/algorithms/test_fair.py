@@ -19,6 +19,7 @@ from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.testing import check_algorithm, rehearse
 from minimax import Floats, least_quadratic, minimax
+from samples import as_tensor
 from simulations import SOLVERS, assert_together, simulation
 
 K, P, ROUNDS = 6, 4, 8
@@ -101,7 +102,8 @@ def assert_same_path(a: list[Floats], b: list[Floats], tolerance: float = 1e-10)
 def test_term(t: float) -> None:
     def weigh(_: int, told: Told) -> Floats:
         tilted = told["size"] * np.exp(t * (told["loss"] - told["loss"].max()))
-        return tilted / tilted.sum()
+        out: Floats = tilted / tilted.sum()
+        return out
 
     assert_same_path(ours(algorithms.term(t=t)), theirs(weigh))
 
@@ -111,7 +113,8 @@ def test_fedeba(sized: bool) -> None:
     def weigh(_: int, told: Told) -> Floats:
         prior = told["size"] if sized else np.ones(len(told["size"]))
         tilted = prior * np.exp((told["loss"] - told["loss"].max()) / 0.3)
-        return 0.7 * tilted / tilted.sum()
+        out: Floats = 0.7 * tilted / tilted.sum()
+        return out
 
     assert_same_path(ours(algorithms.fedeba(tau=0.3, size=float(sized), lr=0.7)), theirs(weigh))
 
@@ -122,7 +125,8 @@ def nearest(v: Floats) -> Floats:
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if np.clip(v - middle, 0, None).sum() > 1 else (low, middle)
-    return np.clip(v - low, 0, None)
+    out: Floats = np.clip(v - low, 0, None)
+    return out
 
 
 def test_afl() -> None:
@@ -134,7 +138,8 @@ def test_afl() -> None:
         losses = np.full(K, told["loss"].mean())
         losses[told["here"]] = told["loss"]
         memory["mixture"] = nearest(memory["mixture"] + 0.2 * losses)
-        return 0.9 * used / used.sum()
+        out: Floats = 0.9 * used / used.sum()
+        return out
 
     algorithm = algorithms.afl(lr_lambda=0.2, lr=0.9)
     path = ours(algorithm)
@@ -156,7 +161,8 @@ def test_fedmgda(eps: float, sized: bool) -> None:
         prior = told["size"] / told["size"].sum() if sized else np.full(len(norm), 1 / len(norm))
         low, high = np.maximum(prior - eps, 0), np.minimum(prior + eps, 1)
         mixture = least_quadratic(unit @ unit.T, np.zeros(len(norm)), low, high)
-        return 0.5 * 0.8**t * mixture / norm
+        out: Floats = 0.5 * 0.8**t * mixture / norm
+        return out
 
     built = algorithms.fedmgda(eps=eps, size=float(sized), lr=0.5, decay=0.8)
     assert_same_path(ours(built), theirs(weigh), 1e-7)  # a λ is not unique where n > P; the step is
@@ -175,7 +181,8 @@ def fair_average(delta: Floats, loss: Floats, alpha: float) -> Floats:
     against = delta[delta @ g < 0].sum(0)
     if g @ against < 0:
         g = g - (g @ against) / (against @ against) * against
-    return g * np.linalg.norm(delta.mean(0)) / np.linalg.norm(g)
+    out: Floats = g * np.linalg.norm(delta.mean(0)) / np.linalg.norm(g)
+    return out
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5])
@@ -214,21 +221,23 @@ def test_gifair() -> None:
         n = len(p)
         ranks = np.zeros(n)
         ranks[np.argsort(told["loss"])] = np.linspace(-(n - 1), n - 1, n)
-        return p + 0.6 * (p / (n - 1)).min() * ranks
+        out: Floats = p + 0.6 * (p / (n - 1)).min() * ranks
+        return out
 
     assert_same_path(ours(algorithms.gifair(lam=0.6)), theirs(weigh))
 
 
 def distribution(name: str, v: Floats) -> Floats:
     erf = np.vectorize(math.erf)
-    return {
+    found: dict[str, Floats] = {
         "weibull": 1 - np.exp(-(v**2)),
         "exponential": 1 - np.exp(-v),
         "frechet": np.exp(-1 / v),
         "normal": 0.5 * (1 + erf((v - 1) / 2**0.5)),
         "gumbel": np.exp(-np.exp(-(v - 1))),
         "logistic": 1 / (1 + np.exp(-(v - 1))),
-    }[name]
+    }
+    return found[name]
 
 
 @pytest.mark.parametrize("cdf", ["weibull", "normal", "logistic"])
@@ -244,9 +253,10 @@ def test_aaggff_silo(cdf: Any) -> None:
         r[told["here"]] = seen
         past.append((-r / (1 + memory["p"] @ r), memory["p"]))
         q = alpha * np.eye(K) + beta * sum(np.outer(g, g) for g, _ in past)
-        c = sum(g - beta * g * (g @ p) for g, p in past)
+        c = np.sum([g - beta * g * (g @ p) for g, p in past], axis=0)
         memory["p"] = least_quadratic(q, c, np.zeros(K), np.full(K, np.inf))
-        return memory["p"][told["here"]] / memory["p"][told["here"]].sum()
+        out: Floats = memory["p"][told["here"]] / memory["p"][told["here"]].sum()
+        return out
 
     assert_same_path(ours(algorithms.aaggff(cdf=cdf)), theirs(weigh), 1e-9)
 
@@ -266,7 +276,8 @@ def test_aaggff_device(cdf: Any) -> None:
         memory["sum"] = memory["sum"] - robust / (1 + mean) + common
         logits = -memory["sum"] * math.sqrt(math.log(K)) / ((2 + share) * math.sqrt(t + 2))
         memory["p"] = np.exp(logits) / np.exp(logits).sum()
-        return memory["p"][told["here"]] / memory["p"][told["here"]].sum()
+        out: Floats = memory["p"][told["here"]] / memory["p"][told["here"]].sum()
+        return out
 
     assert_same_path(ours(algorithms.aaggff(form="device", cdf=cdf)), theirs(weigh))
 
@@ -356,7 +367,7 @@ def test_aaggff_prefers_whoever_keeps_losing() -> None:
 
 @pytest.mark.parametrize("spec", ["afl", "afl:lr_lambda=50", "aaggff", "aaggff:form=device"])
 def test_weights_stay_on_the_simplex(spec: str) -> None:
-    algorithm = algorithms.build(spec)
+    algorithm: Any = algorithms.build(spec)
     x = torch.zeros(P, dtype=torch.float64)
     state = first_state(algorithm, x, K)
     for told in rounds() * 5:
@@ -577,7 +588,7 @@ def test_resumed_is_as_uninterrupted(ragged: Federation, participation: float) -
 
 def test_losses_that_would_overflow_leave_a_model_finite(ragged: Federation) -> None:
     """Losses in the thousands, in float32: e^{tF} is far beyond what that holds."""
-    inputs = ragged.inputs.float() * 3000
+    inputs = as_tensor(ragged.inputs).float() * 3000
     federation = dataclasses.replace(ragged, inputs=inputs)
     model = torch.nn.Linear(inputs.shape[1], 3)
     specs = [spec for spec in SPECS if not spec.startswith("ditto")]

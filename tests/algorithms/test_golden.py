@@ -1,6 +1,7 @@
 """The arithmetic of every algorithm, done again in NumPy float64 from the authors' definitions."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from fairwind import algorithms
 from fairwind.aggregation import contribute
-from fairwind.contract import AnyAlgorithm, Report
+from fairwind.contract import Algorithm, Report
 from fairwind.paper import variants
 
 K, P, ROUNDS, LR = 6, 4, 12, 0.05
@@ -31,10 +32,11 @@ def rounds(seed: int = 0) -> list[dict[str, np.ndarray]]:
     return told
 
 
+Told = dict[str, np.ndarray]
 LOSS0 = np.random.default_rng(9).uniform(1, 3, K)
 
 
-def ours(algorithm: AnyAlgorithm, loss0: np.ndarray = LOSS0) -> list[np.ndarray]:
+def ours(algorithm: Algorithm[Any, Any], loss0: np.ndarray = LOSS0) -> list[np.ndarray]:
     x = torch.linspace(-1, 1, P, dtype=torch.float64)
     state = algorithm.init(x)
     path = []
@@ -50,7 +52,7 @@ def ours(algorithm: AnyAlgorithm, loss0: np.ndarray = LOSS0) -> list[np.ndarray]
     return path
 
 
-def theirs(step: Callable[[int, np.ndarray, dict[str, np.ndarray]], np.ndarray]) -> list[np.ndarray]:
+def theirs(step: Callable[[int, np.ndarray, Told], np.ndarray]) -> list[np.ndarray]:
     x = np.linspace(-1, 1, P)
     path = []
     for t, told in enumerate(rounds()):
@@ -64,7 +66,7 @@ def assert_same_path(a: list[np.ndarray], b: list[np.ndarray]) -> None:
 
 
 def test_fedavg() -> None:
-    def step(t, x, told):
+    def step(t: int, x: np.ndarray, told: Told) -> Any:
         p = told["size"] / told["size"].sum()
         models = x - told["delta"]  # x_k
         return (p[:, None] * models).sum(0)
@@ -73,14 +75,14 @@ def test_fedavg() -> None:
 
 
 def test_fedavg_with_a_server_rate() -> None:
-    def step(t, x, told):
+    def step(t: int, x: np.ndarray, told: Told) -> Any:
         return x - 0.1 * np.average(told["delta"], axis=0, weights=told["size"])
 
     assert_same_path(ours(algorithms.fedavg(lr=0.1)), theirs(step))
 
 
 def test_fednova() -> None:
-    def step(t, x, told):
+    def step(t: int, x: np.ndarray, told: Told) -> Any:
         p = told["size"] / told["size"].sum()
         effective = (p * told["steps"]).sum()
         return x - effective * (p[:, None] * told["delta"] / told["steps"][:, None]).sum(0)
@@ -90,7 +92,7 @@ def test_fednova() -> None:
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0])
 def test_qfedavg(q: float) -> None:
-    def step(t, x, told):
+    def step(t: int, x: np.ndarray, told: Told) -> Any:
         big_l, f = 1 / LR, told["loss"] + 1e-10
         scaled = big_l * told["delta"]  # L(x − x_k)
         numerator = (f[:, None] ** q * scaled).sum(0)
@@ -103,9 +105,9 @@ def test_qfedavg(q: float) -> None:
 @pytest.mark.parametrize("kind", ["adam", "adam uncorrected", "yogi", "adagrad"])
 def test_the_fedadam_family(kind: str) -> None:
     lr, b1, b2, eps = 0.02, 0.8, 0.95, 1e-3
-    memory = {"m": np.zeros(P), "v": np.zeros(P) if kind == "adam" else np.full(P, eps**2)}
+    memory: dict[str, Any] = {"m": np.zeros(P), "v": np.zeros(P) if kind == "adam" else np.full(P, eps**2)}
 
-    def step(t, x, told):
+    def step(t: int, x: np.ndarray, told: Told) -> Any:
         g = np.average(told["delta"], axis=0, weights=told["size"])
         m = memory["m"] = b1 * memory["m"] + (1 - b1) * g
         v = memory["v"]
@@ -143,9 +145,9 @@ def adaptive(
     `power` is that of the decay rates, β^power(C); without normalisation an update is as long as it was made.
     """
     lr, b1, b2, eps = 1e-3, 0.9, 0.999, 1e-8
-    memory = {"m": np.zeros(P), "v": np.zeros(P), "c1": 1.0, "c2": 1.0}
+    memory: dict[str, Any] = {"m": np.zeros(P), "v": np.zeros(P), "c1": 1.0, "c2": 1.0}
 
-    def step(t, x, told):
+    def step(t: int, x: np.ndarray, told: Told) -> Any:
         weights, updates, certainties = [], [], []
         for k in range(K):
             change = -told["delta"][k]  # Δ_k = x_k − x
@@ -209,11 +211,11 @@ def test_a_variant_whose_step_adapts_but_not_its_decay_rates() -> None:
     [(variants.fedadam_normalised, 0.001), (variants.fedadam_normalised_larger_step, 0.0035)],
 )
 def test_a_variant_of_fedadam_on_updates_by_local_step(
-    variant: Callable[[], AnyAlgorithm], lr: float
+    variant: Callable[[], Algorithm[Any, Any]], lr: float
 ) -> None:
     moments = np.zeros((2, P))
 
-    def step(t, x, told):
+    def step(t: int, x: np.ndarray, told: Told) -> Any:
         p = told["size"] / told["size"].sum()
         g = (p / told["steps"]) @ told["delta"]
         moments[:] = 0.9 * moments[0] + 0.1 * g, 0.999 * moments[1] + 0.001 * g**2

@@ -1,5 +1,7 @@
 """Losses below zero: refused where a formula needs them not to be, and only there."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,17 +11,18 @@ from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.aggregation import refuses
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import cross_entropy
+from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
 
 
-def shifted(by: float):
+def shifted(by: float) -> Callable[[Tensor, Tensor], Tensor]:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets) - by
 
     return loss
 
 
-def simulation(federation: Federation, spec: str, by: float, engine: str) -> Simulation:
+def simulation(federation: Federation, spec: str, by: float, engine: Engine) -> Simulation:
     settings = Settings(
         rounds=30, eval_every=5, solver=Solver(lr=0.5), compile="off", device=DEVICE, engine=engine
     )
@@ -29,13 +32,13 @@ def simulation(federation: Federation, spec: str, by: float, engine: str) -> Sim
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 @pytest.mark.parametrize("spec", ["qfedavg", "adafedadam", "qfedavg:q=0.5"])
-def test_they_are_refused_at_the_start(ragged: Federation, spec: str, engine: str) -> None:
+def test_they_are_refused_at_the_start(ragged: Federation, spec: str, engine: Engine) -> None:
     with pytest.raises(InputError, match=rf"{spec}: the loss of client '\d' is -"):
         simulation(ragged, spec, 5.0, engine).run()
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
-def test_they_are_refused_when_training_reaches_them(ragged: Federation, engine: str) -> None:
+def test_they_are_refused_when_training_reaches_them(ragged: Federation, engine: Engine) -> None:
     """Every loss is positive at first, if barely, and falls."""
     spec = "adafedadam:lr=0.1"
     plain = simulation(ragged, spec, 0.0, engine)

@@ -9,6 +9,7 @@ from fairwind.contract import AnyAlgorithm, Report
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.simulation import Simulation
+from samples import as_tensor
 
 ROUNDS = 5
 
@@ -24,7 +25,7 @@ def models(federation: Federation, runs: dict[str, AnyAlgorithm], solver: Solver
 def test_q_0_is_the_unweighted_mean() -> None:
     """FedAvg weighs by size, so it is the unweighted mean where clients are of one size but not otherwise."""
     solver = Solver(lr=0.1)
-    runs = {"q": algorithms.qfedavg(q=0), "mean": algorithms.fedavg()}
+    runs: dict[str, AnyAlgorithm] = {"q": algorithms.qfedavg(q=0), "mean": algorithms.fedavg()}
     q, mean = models(make_federation([20, 20, 20]), runs, solver)
     torch.testing.assert_close(q, mean)
     q, mean = models(make_federation([5, 20, 40]), runs, solver)
@@ -34,7 +35,7 @@ def test_q_0_is_the_unweighted_mean() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_equal_steps_make_fednova_fedavg(momentum: float) -> None:
     solver = Solver(lr=0.1, momentum=momentum)
-    runs = {"nova": algorithms.fednova(), "avg": algorithms.fedavg()}
+    runs: dict[str, AnyAlgorithm] = {"nova": algorithms.fednova(), "avg": algorithms.fedavg()}
     nova, avg = models(
         make_federation([21, 22, 23]), runs, solver
     )  # 16 to 18 training samples: two steps each
@@ -53,8 +54,8 @@ def full_gradients(federation: Federation, x: torch.Tensor) -> tuple[torch.Tenso
         parts, at = {}, 0
         for name, p in model.named_parameters():
             parts[name], at = w[at : at + p.numel()].view(p.shape), at + p.numel()
-        outputs = torch.func.functional_call(model, parts, (federation.inputs[mine],))
-        loss = cross_entropy(outputs, federation.targets[mine]).mean()
+        outputs = torch.func.functional_call(model, parts, (as_tensor(federation.inputs)[mine],))
+        loss = cross_entropy(outputs, as_tensor(federation.targets)[mine]).mean()
         gradients.append(torch.autograd.grad(loss, w)[0])
         losses.append(loss.detach())
     return torch.stack(gradients), torch.stack(losses)

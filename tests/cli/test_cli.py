@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ def start(*words: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENV)
 
 
-def numbers(directory: Path) -> dict:
+def numbers(directory: Path) -> dict[str, Any]:
     """All that a comparison found, without when and how fast."""
     results = json.loads((directory / "results.json").read_text())
     files = [load_file(directory / f"{name}.safetensors") for name in ("clients", "models")]
@@ -43,7 +45,7 @@ def numbers(directory: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("cli") / "run"
     done = fairwind("compare", SMALL, "--rounds", "30", "--out", directory, *QUICK)
     assert done.returncode == 0, done.stderr
@@ -137,7 +139,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(finished: Path, 
         process = start("resume", out, "--checkpoint-every", "0")
         # Importing takes seconds in which nothing happens; kill after training has begun again.
         written = stamp(out)
-        wait_for(lambda written=written: stamp(out) != written, process)
+        wait_for(partial(is_past, out, written), process)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     assert kills >= 1
@@ -153,7 +155,7 @@ def test_a_compiled_run_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> Non
     process = start("compare", SMALL, *options, "--out", killed)
     for _ in range(3):
         written = stamp(killed)
-        wait_for(lambda written=written: stamp(killed) > written, process)
+        wait_for(partial(is_past, killed, written), process)
         time.sleep(random.uniform(1, 5))
         process.kill()
         process.communicate()
@@ -178,6 +180,10 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path: Path) -> None:
 def stamp(out: Path) -> tuple[str, ...]:
     files = (p for p in out.glob("**/*.json*") if not p.name.endswith(".partial"))
     return tuple(sorted(f"{p.name} {p.stat().st_mtime_ns}" for p in files))
+
+
+def is_past(out: Path, written: tuple[str, ...]) -> bool:
+    return stamp(out) > written
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,4 +1,5 @@
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from torch import nn
 
 from fairwind import Federation, InputError, Task, simulate
 from fairwind.data.synthetic import synthetic, synthetic_li
+from samples import as_tensor
 
 
 def client(n: int, features: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -20,18 +22,18 @@ def test_samples_stay_with_their_client_and_are_split_8_to_2() -> None:
     assert federation.train.tolist() == [1, 1, 3, 4, 7, 8, 80]
     assert (federation.train + federation.test).tolist() == sizes
     for k, (start, n) in enumerate(zip(federation.start.tolist(), sizes, strict=True)):
-        assert (federation.inputs[start : start + n] == k).all()
-        assert (federation.targets[start : start + n] == k).all()
+        assert (as_tensor(federation.inputs)[start : start + n] == k).all()
+        assert (as_tensor(federation.targets)[start : start + n] == k).all()
 
 
 def test_the_split_keeps_pairs_together_and_follows_the_seed() -> None:
     x = torch.arange(50)[:, None].float()
     federations = [Federation.from_clients([(x, torch.arange(50))], seed=s) for s in (0, 0, 1)]
     for f in federations:
-        assert torch.equal(f.inputs[:, 0].long(), f.targets)
-        assert sorted(f.targets.tolist()) == list(range(50))
-    assert torch.equal(federations[0].targets, federations[1].targets)
-    assert not torch.equal(federations[0].targets, federations[2].targets)
+        assert torch.equal(as_tensor(f.inputs)[:, 0].long(), as_tensor(f.targets))
+        assert sorted(as_tensor(f.targets).tolist()) == list(range(50))
+    assert torch.equal(as_tensor(federations[0].targets), as_tensor(federations[1].targets))
+    assert not torch.equal(as_tensor(federations[0].targets), as_tensor(federations[2].targets))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_the_split_keeps_pairs_together_and_follows_the_seed() -> None:
         ([client(3), client(3, features=4)], "client '1': inputs are float32 of shape \\(4,\\)"),
     ],
 )
-def test_bad_data_is_refused_by_client(clients: list, message: str) -> None:
+def test_bad_data_is_refused_by_client(clients: list[Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Federation.from_clients(clients)
 
@@ -63,9 +65,9 @@ def test_labels_without_an_output_are_refused_by_client(label: int) -> None:
 def test_leaf_synthetic_is_leafs() -> None:
     federation = synthetic()
     assert len(federation) == 100
-    assert federation.inputs.shape[1] == 60
+    assert as_tensor(federation.inputs).shape[1] == 60
     assert federation.classes == 10
-    assert set(federation.targets.unique().tolist()) <= set(range(10))
+    assert set(as_tensor(federation.targets).unique().tolist()) <= set(range(10))  # type: ignore[no-untyped-call]
     sizes = federation.train + federation.test
     assert sizes.min() >= 5
     assert sizes.max() <= 1000
@@ -79,7 +81,7 @@ def test_leaf_synthetic_inputs_vary_less_in_later_features() -> None:
     federation = synthetic(clients=30, sizes="li")
     k = int(federation.train.argmax())
     start, n = int(federation.start[k]), int(federation.train[k])
-    spread = federation.inputs[start : start + n].std(0)
+    spread = as_tensor(federation.inputs)[start : start + n].std(0)
     expected = torch.arange(1, 61) ** -0.6
     torch.testing.assert_close(spread, expected, rtol=0.2, atol=0)
 
@@ -90,13 +92,13 @@ def test_li_synthetic_has_lis_sizes_and_inputs_that_differ_by_beta(beta: float) 
     sizes = federation.train + federation.test
     assert sizes.min() >= 50
     assert sizes.double().median().item() == pytest.approx(np.exp(4) + 50, rel=0.15)  # LogNormal(4, 2) + 50
-    means = torch.stack([part.mean() for part in torch.split(federation.inputs, sizes.tolist())])
+    means = torch.stack([part.mean() for part in torch.split(as_tensor(federation.inputs), sizes.tolist())])
     assert means.std().item() == pytest.approx(np.sqrt(beta**2 + 1 / 60), rel=0.15)  # B_k, and v_k's own mean
 
 
 def digest(federation: Federation) -> str:
-    rounded = (federation.inputs.double() * 1000).round().to(torch.int32)
-    parts = rounded, federation.targets, federation.train, federation.start
+    rounded = (as_tensor(federation.inputs).double() * 1000).round().to(torch.int32)
+    parts = rounded, as_tensor(federation.targets), federation.train, federation.start
     return hashlib.sha256(b"".join(p.numpy().tobytes() for p in parts)).hexdigest()[:16]
 
 
@@ -107,6 +109,6 @@ def test_synthetic_is_the_same_on_every_machine() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"clients": 0}, {"classes": 1}, {"sizes": "other"}, {"seed": -1}])
-def test_parameters_out_of_range_are_refused(bad: dict) -> None:
+def test_parameters_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(bad))):
         synthetic(**bad)

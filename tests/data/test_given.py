@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from fairwind import Federation, InputError, Task, simulate
+from samples import as_dict, as_tensor, as_tuple
 
 X, Y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 0, 1])
 
@@ -28,10 +29,10 @@ def of(federation: Federation, name: str) -> tuple[slice, slice]:
 def held(federation: Federation, name: str) -> list[Any]:
     """The targets of a client, in ascending order."""
     train, test = of(federation, name)
-    return sorted(federation.targets[train.start : test.stop].tolist())
+    return sorted(as_tensor(federation.targets)[train.start : test.stop].tolist())
 
 
-class Squares(torch.utils.data.Dataset):
+class Squares(torch.utils.data.Dataset[Any]):
     """Counts how often each sample is read."""
 
     def __init__(self, start: int, size: int) -> None:
@@ -70,8 +71,8 @@ def test_own_splits_are_kept_to_the_sample_and_in_their_order(train: float) -> N
     federation = Federation.from_clients(clients, train=train, seed=3)
     for name, (a, b) in rows.items():
         for part, wanted in zip(of(federation, name), (a, b), strict=True):
-            assert federation.targets[part].tolist() == wanted
-            assert federation.inputs[part, 0].tolist() == wanted
+            assert as_tensor(federation.targets)[part].tolist() == wanted
+            assert as_tensor(federation.inputs)[part, 0].tolist() == wanted
 
 
 def test_an_empty_test_part_is_none() -> None:
@@ -85,8 +86,8 @@ def test_a_dataset_is_read_once_and_its_samples_stay_together() -> None:
     assert held(federation, "ann") == list(range(10))
     assert held(federation, "bob") == list(range(10, 15))
     assert held(federation, "cy") == [21, 28]
-    assert torch.equal(federation.inputs[:, 0].square(), federation.inputs[:, 1])
-    assert torch.equal(federation.inputs[:, 0].long(), federation.targets)
+    assert torch.equal(as_tensor(federation.inputs)[:, 0].square(), as_tensor(federation.inputs)[:, 1])
+    assert torch.equal(as_tensor(federation.inputs)[:, 0].long(), as_tensor(federation.targets))
     assert [client.read for client in clients.values()] == [[1] * 10, [1] * 5]
     assert federation.classes == 29
 
@@ -95,7 +96,7 @@ def test_datasets_may_be_split_already() -> None:
     whole = Squares(0, 10)
     parts = {"train": Subset(whole, [5, 2, 7]), "test": Subset(whole, [1, 0])}
     federation = Federation.from_clients({"ann": parts})
-    assert federation.targets.tolist() == [5, 2, 7, 1, 0]
+    assert as_tensor(federation.targets).tolist() == [5, 2, 7, 1, 0]
     assert federation.train.tolist() == [3]
 
 
@@ -105,14 +106,14 @@ def test_datasets_may_give_dicts_tuples_and_pictures() -> None:
     pictures = np.random.RandomState(0).randint(0, 256, (6, 4, 5, 3)).astype(np.uint8)
     samples = [({"image": fromarray(pictures[i]), "age": (i, float(i))}, np.float32(i)) for i in range(6)]
     federation = Federation.from_clients({"ann": Listed(samples)}, train=1.0)
-    order = federation.targets.long()
-    assert federation.targets.dtype == torch.float32
-    assert torch.equal(federation.inputs["image"], torch.from_numpy(pictures)[order])
-    assert torch.equal(federation.inputs["age"][0], order)
-    assert torch.equal(federation.inputs["age"][1], order.float())
+    order = as_tensor(federation.targets).long()
+    assert as_tensor(federation.targets).dtype == torch.float32
+    assert torch.equal(as_dict(federation.inputs)["image"], torch.from_numpy(pictures)[order])
+    assert torch.equal(as_dict(federation.inputs)["age"][0], order)
+    assert torch.equal(as_dict(federation.inputs)["age"][1], order.float())
 
 
-class Listed(torch.utils.data.Dataset):
+class Listed(torch.utils.data.Dataset[Any]):
     def __init__(self, samples: list[Any]) -> None:
         self.samples = samples
 
@@ -138,15 +139,15 @@ def test_lists_of_arrays_object_arrays_and_frames_are_numbers() -> None:
 SEQUENCES = {"ann": [[1, 2, 3], [4]], "bob": [[5, 6], [7, 8]], "cy": [[9, 10, 11, 12]]}
 
 
-def sequences(wrap: Callable[[list], Any] = list) -> dict[str, Any]:
+def sequences(wrap: Callable[[list[Any]], Any] = list) -> dict[str, Any]:
     return {name: (wrap(rows), [row[0] for row in rows]) for name, rows in SEQUENCES.items()}
 
 
 def whole(federation: Federation) -> dict[int, list[int]]:
     """The padded sequences by their first number."""
-    ids = federation.inputs
+    ids: Any = federation.inputs
     ids = ids if isinstance(ids, Tensor) else ids[0] if isinstance(ids, tuple) else ids["input_ids"]
-    return dict(zip(federation.targets.tolist(), ids.tolist(), strict=True))
+    return dict(zip(as_tensor(federation.targets).tolist(), ids.tolist(), strict=True))
 
 
 def filled(value: int) -> dict[int, list[int]]:
@@ -156,17 +157,17 @@ def filled(value: int) -> dict[int, list[int]]:
 @pytest.mark.parametrize("pad", [0, -1])
 def test_sequences_are_padded_to_the_longest_of_all_clients(pad: int) -> None:
     federation = Federation.from_clients(sequences(), pad=pad)
-    assert federation.inputs.dtype == torch.int64
+    assert as_tensor(federation.inputs).dtype == torch.int64
     assert whole(federation) == filled(pad)
     assert held(federation, "bob") == [5, 7]
 
 
 @pytest.mark.parametrize("pad", ["mask", "lengths"])
 def test_the_model_gets_a_mask_or_lengths_beside_a_tensor(pad: str) -> None:
-    ids, beside = Federation.from_clients(sequences(), pad=pad).inputs
+    ids, beside = as_tuple(Federation.from_clients(sequences(), pad=pad).inputs)
     lengths = (ids != 0).sum(1)
     assert torch.equal(beside, lengths if pad == "lengths" else ids != 0)
-    x, extra = Federation.from_clients([(X, Y)], pad=pad).inputs  # also where all are of one length
+    x, extra = as_tuple(Federation.from_clients([(X, Y)], pad=pad).inputs)  # also where all are of one length
     assert x.shape == (4, 3)
     assert extra.tolist() == ([3] * 4 if pad == "lengths" else [[True] * 3] * 4)
 
@@ -174,24 +175,25 @@ def test_the_model_gets_a_mask_or_lengths_beside_a_tensor(pad: str) -> None:
 def test_a_dict_gets_an_attention_mask_as_tokenizers_give_it() -> None:
     federation = Federation.from_clients(sequences(lambda rows: {"input_ids": rows}), pad="mask")
     assert whole(federation) == filled(0)
-    mask = federation.inputs["attention_mask"]
+    mask = as_dict(federation.inputs)["attention_mask"]
     assert mask.dtype == torch.int64
-    assert torch.equal(mask, (federation.inputs["input_ids"] != 0).long())
+    assert torch.equal(mask, (as_dict(federation.inputs)["input_ids"] != 0).long())
 
-    def tokenized(rows: list) -> dict:
+    def tokenized(rows: list[Any]) -> dict[str, Any]:
         return {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
 
     for pad in ("mask", {"input_ids": 0}):
         assert Federation.from_clients(sequences(tokenized), pad=pad).digest() == federation.digest()
     other = Federation.from_clients(sequences(tokenized), pad={"input_ids": 50})
     assert whole(other) == filled(50)
-    assert torch.equal(other.inputs["attention_mask"], mask)
+    assert torch.equal(as_dict(other.inputs)["attention_mask"], mask)
 
 
 def test_sequences_of_vectors_are_padded_and_other_inputs_left() -> None:
     steps = [torch.full((n, 2), float(n)) for n in (1, 4, 2)]
     ages = torch.tensor([[1.0, 1], [4, 4], [2, 2]])
-    inputs, age, lengths = Federation.from_clients([((steps, ages), [1, 4, 2])], pad="lengths").inputs
+    federation = Federation.from_clients([((steps, ages), [1, 4, 2])], pad="lengths")
+    inputs, age, lengths = as_tuple(federation.inputs)
     assert inputs.shape == (3, 4, 2)
     assert torch.equal(inputs[:, :, 0].sum(1), lengths.float() ** 2)
     assert torch.equal(age[:, 0], lengths.float())
@@ -200,7 +202,7 @@ def test_sequences_of_vectors_are_padded_and_other_inputs_left() -> None:
 def test_own_splits_are_padded_together() -> None:
     parts = {"train": ([[1, 2]], [0]), "test": ([[3], [4, 5, 6]], [1, 1])}
     federation = Federation.from_clients([parts], pad=0)
-    assert federation.inputs.tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6]]
+    assert as_tensor(federation.inputs).tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6]]
 
 
 class Masked(nn.Module):
@@ -214,7 +216,8 @@ class Masked(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         states = self.layers(self.embedding(input_ids))[0] * attention_mask[..., None]
-        return self.head(states.sum(1) / attention_mask.sum(1, keepdim=True))
+        out: Tensor = self.head(states.sum(1) / attention_mask.sum(1, keepdim=True))
+        return out
 
 
 def test_a_model_trains_on_masked_sequences() -> None:
@@ -225,7 +228,7 @@ def test_a_model_trains_on_masked_sequences() -> None:
         given = sequences(lambda rows: {"input_ids": rows})
         federation = Federation.from_clients(given, pad="mask")
         fill = torch.tensor(longer, dtype=torch.int64).expand(federation.samples, len(longer))
-        inputs = {name: torch.cat([value, fill], 1) for name, value in federation.inputs.items()}
+        inputs = {name: torch.cat([value, fill], 1) for name, value in as_dict(federation.inputs).items()}
         task = Task(model, Federation(**{**vars(federation), "inputs": inputs}))
         trained.append(simulate(task, "fedavg", rounds=2).state_dict)
     torch.testing.assert_close(trained[0], trained[1])
@@ -248,13 +251,13 @@ def test_a_frame_names_the_client_of_each_row() -> None:
     frame = table().drop(columns="part").sample(frac=1, random_state=0)
     federation = Federation.from_frame(frame, client="hospital", target="label")
     assert federation.names == ("Aarhus", "Oslo", "Turku")
-    assert federation.inputs.dtype == torch.float32
+    assert as_tensor(federation.inputs).dtype == torch.float32
     for name in federation.names:
         train, test = of(federation, name)
         mine = frame[frame["hospital"] == name]
-        both = federation.inputs[train.start : test.stop]
+        both = as_tensor(federation.inputs)[train.start : test.stop]
         assert sorted(both.tolist()) == sorted(mine[["age", "weight"]].values.tolist())
-    assert torch.equal(federation.inputs[:, 0].long() % 2, federation.targets)
+    assert torch.equal(as_tensor(federation.inputs)[:, 0].long() % 2, as_tensor(federation.targets))
     assert federation.classes == 2
 
 
@@ -265,12 +268,12 @@ def test_a_frame_may_hold_its_split_and_other_columns() -> None:
     for name in federation.names:
         for part, what in zip(of(federation, name), ("train", "test"), strict=True):
             mine = frame[(frame["hospital"] == name) & (frame["part"] == what)]
-            assert federation.inputs[part, 0].tolist() == mine["age"].tolist()
-    assert federation.targets.dtype == torch.int64
+            assert as_tensor(federation.inputs)[part, 0].tolist() == mine["age"].tolist()
+    assert as_tensor(federation.targets).dtype == torch.int64
     real = Federation.from_frame(frame, client="label", target="weight", inputs="age")
     assert real.names == ("0", "1")
-    assert real.targets.dtype == torch.float32
-    assert torch.equal(real.inputs[:, 0], 2 * real.targets)
+    assert as_tensor(real.targets).dtype == torch.float32
+    assert torch.equal(as_tensor(real.inputs)[:, 0], 2 * as_tensor(real.targets))
 
 
 def changed(column: str, row: int, value: Any) -> pd.DataFrame:
@@ -313,7 +316,7 @@ def changed(column: str, row: int, value: Any) -> pd.DataFrame:
     ],
 )
 def test_a_frame_that_cannot_be_used_is_refused_by_column_and_client(
-    frame: Any, options: dict, message: str
+    frame: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError) as caught:
         Federation.from_frame(frame, **{"client": "hospital", "target": "label", "split": "part", **options})
@@ -348,10 +351,10 @@ def test_a_dataset_names_the_client_of_each_row() -> None:
     federation = Federation.from_dataset(written(), client="writer", inputs=["image", "number"])
     assert federation.names == ("4", "30", "100")  # as numbers, not as words
     assert (federation.classes, federation.class_names) == (3, ("no", "yes", "perhaps"))
-    number = federation.inputs["number"].long()
+    number = as_dict(federation.inputs)["number"].long()
     pictures = np.stack(written().with_format("numpy")[:]["image"])
-    assert torch.equal(federation.inputs["image"], torch.from_numpy(pictures)[number])
-    assert torch.equal(federation.targets, number % 2)
+    assert torch.equal(as_dict(federation.inputs)["image"], torch.from_numpy(pictures)[number])
+    assert torch.equal(as_tensor(federation.targets), number % 2)
     for name, first in (("4", 1), ("30", 0), ("100", 2)):
         train, test = of(federation, name)
         assert sorted(number[train.start : test.stop].tolist()) == list(range(first, 12, 3))
@@ -363,16 +366,18 @@ def test_a_dataset_may_hold_its_split_or_come_in_two() -> None:
     parts = {p: dataset.filter(lambda row, p=p: row["part"] == p) for p in ("train", "test")}
     two = Federation.from_dataset(DatasetDict(parts), client="writer", inputs="number")
     assert column.digest() == two.digest()
-    assert column.inputs[of(column, "4")[0]].tolist() == [1, 7]
-    assert column.inputs[of(column, "4")[1]].tolist() == [4, 10]
+    assert as_tensor(column.inputs)[of(column, "4")[0]].tolist() == [1, 7]
+    assert as_tensor(column.inputs)[of(column, "4")[1]].tolist() == [4, 10]
 
 
 @pytest.mark.parametrize("split", [None, "part"])
 def test_sequences_of_a_dataset_are_padded(split: str | None) -> None:
-    options = {"client": "writer", "targets": "number", "split": split}
+    options: dict[str, Any] = {"client": "writer", "targets": "number", "split": split}
     federation = Federation.from_dataset(written(), inputs=["ids"], pad="mask", **options)
     for i, ids, mask in zip(
-        federation.targets.tolist(), *(v.tolist() for v in federation.inputs.values()), strict=True
+        as_tensor(federation.targets).tolist(),
+        *(v.tolist() for v in as_dict(federation.inputs).values()),
+        strict=True,
     ):
         length = 1 + int(i) % 4
         assert ids == [int(i)] * length + [0] * (4 - length)
@@ -398,14 +403,16 @@ def test_sequences_of_a_dataset_are_padded(split: str | None) -> None:
         (written().to_pandas(), {}, "DataFrame cannot be dealt to clients: give a datasets.Dataset"),
     ],
 )
-def test_a_dataset_that_cannot_be_used_is_refused(dataset: Any, options: dict, message: str) -> None:
+def test_a_dataset_that_cannot_be_used_is_refused(
+    dataset: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         Federation.from_dataset(dataset, **{"client": "writer", "inputs": "number", **options})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-class Endless(IterableDataset):
+class Endless(IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         while True:
             yield torch.zeros(3), 0
@@ -507,7 +514,7 @@ def test_what_newcomers_give_is_refused_in_a_line(clients: Any, message: str) ->
         ),
     ],
 )
-def test_what_cannot_be_padded_is_refused(inputs: list, pad: Any, message: str) -> None:
+def test_what_cannot_be_padded_is_refused(inputs: list[Any], pad: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         Federation.from_clients([(x, [0, 1]) for x in inputs], pad=pad)
     assert message in str(caught.value)
@@ -522,7 +529,7 @@ def test_names_are_said_once() -> None:
 
 def test_owners_may_come_with_a_split() -> None:
     federation = Federation.from_owners(X, Y, [1, 0, 1, 1], names=["a", "b"], test=[True, False, False, True])
-    assert federation.inputs.tolist() == X[[1, 2, 0, 3]].tolist()
+    assert as_tensor(federation.inputs).tolist() == X[[1, 2, 0, 3]].tolist()
     assert (federation.train.tolist(), federation.test.tolist()) == ([1, 1], [0, 2])
     with pytest.raises(InputError, match="targets hold strings"):
         Federation.from_owners(X, ["a"] * 4, [0] * 4, names=["a"])
@@ -555,7 +562,7 @@ def masked(at: int | None) -> Any:
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [
-        (np.ma.masked_all((10, 5)), LABELS, r"client 'ann': inputs are masked, first at \[0, 0\]: fill"),
+        (np.ma.masked_all((10, 5)), LABELS, r"client 'ann': inputs are masked, first at \[0, 0\]: fill"),  # type: ignore[no-untyped-call]
         (masked(37), LABELS, r"client 'ann': inputs are masked, first at \[7, 2\]"),
         (list(masked(37)), LABELS, r"client 'ann': inputs of sample 7 are masked, first at \[2\]"),
         ({"a": masked(0), "b": NUMBERS}, LABELS, "client 'ann': inputs a are masked"),

@@ -147,7 +147,7 @@ def test_groups_that_do_not_fit_are_refused(groups: Any, message: str) -> None:
         lambda: replace(Federation.from_clients(CLIENTS), groups=groups),
     ):
         with pytest.raises(InputError) as caught:
-            door()
+            door()  # type: ignore[no-untyped-call]
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
 
@@ -167,9 +167,10 @@ def test_groups_that_do_not_fit_are_refused(groups: Any, message: str) -> None:
     ],
 )
 def test_a_groups_column_that_does_not_fit_is_refused(
-    kind: str, changed: dict[str, Any], options: dict[str, str], message: str
+    kind: str, changed: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    columns, given = table() | changed, {"client": "client", "group": "kind", "inputs": "x0"} | options
+    columns = table() | changed
+    given: dict[str, Any] = {"client": "client", "group": "kind", "inputs": "x0"} | options
     makers = {
         "frame": lambda: Federation.from_frame(pd.DataFrame(columns), target="label", **given),
         "dataset": lambda: Federation.from_dataset(Dataset.from_dict(columns), **given),
@@ -500,7 +501,7 @@ def test_the_documented_example_runs(capsys: pytest.CaptureFixture[str]) -> None
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", text.partition("## Groups")[2], re.S)[:2]
     exec(compile(code, "tasks.md", "exec"), {})
     said, shape = capsys.readouterr().out, lambda out: re.sub(r"[\d.±\s─]+", " ", out)
-    assert shape(said).split() == shape(shown).split()
+    assert shape(said).split() == shape(shown).split()  # type: ignore[no-untyped-call]
 
 
 def test_personal_models_are_measured_by_group_too() -> None:

@@ -26,6 +26,7 @@ from fairwind import Federation, InputError, setups
 from fairwind.data import store
 from fairwind.data.source import Samples, distinct
 from fairwind.setups import Where
+from samples import as_tensor
 
 
 def refusal(make: Callable[[], Any]) -> str:
@@ -387,7 +388,7 @@ def test_bfloat16_has_a_digest_of_its_own(tmp_path: Path) -> None:
 
 def test_numbers_that_are_no_labels_are_not_taken_for_such(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,target\n1,1e30\n2,1\n")  # no integer has so many digits
-    assert Federation.from_folder(tmp_path).targets.max() == np.float32(1e30)
+    assert as_tensor(Federation.from_folder(tmp_path).targets).max() == np.float32(1e30)
     (tmp_path / "a.csv").write_text("x,target\n1,-1\n2,-1\n")
     below = Federation.from_folder(tmp_path)
     assert below.classes is None

@@ -1,6 +1,7 @@
 """A user's own data: a Hugging Face dataset and a partitioner, or a folder of per-client files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fairwind import Federation, InputError, Task, models, simulate
+from samples import as_tensor
 
 
 def pictures(n: int = 30) -> Dataset:
@@ -40,11 +42,11 @@ def cut(partitioner: object) -> object:
 def test_images_of_a_partitioned_dataset_become_bytes() -> None:
     federation = Federation.from_partitioner(cut(NaturalIdPartitioner("owner")), inputs="img")
     assert federation.names == ("ann", "bob")
-    assert federation.inputs.dtype == torch.uint8
-    assert federation.inputs.shape == (30, 4, 5, 3)
+    assert as_tensor(federation.inputs).dtype == torch.uint8
+    assert as_tensor(federation.inputs).shape == (30, 4, 5, 3)
     assert federation.classes == 3
     source = pictures().with_format("numpy")
-    first = federation.inputs[: int(federation.start[1])].numpy()
+    first = as_tensor(federation.inputs)[: int(federation.start[1])].numpy()
     assert {x.tobytes() for x in first} == {source[i]["img"].tobytes() for i in range(0, 30, 2)}
 
 
@@ -59,7 +61,7 @@ def test_a_convolution_behind_pixels_trains_on_images_of_a_dataset(shape: tuple[
     kinds = Features({"img": Image(), "label": Value("int64"), "owner": Value("string")})
     dataset = Dataset.from_dict(columns, features=kinds)
     federation = Federation.from_dataset(dataset, client="owner", inputs="img", targets="label")
-    assert federation.inputs.shape == (12, *shape)
+    assert as_tensor(federation.inputs).shape == (12, *shape)
     channels = (*shape, 1)[2]
     layers = nn.Conv2d(channels, 2, 3), nn.Flatten(), nn.Linear(2 * 7 * 6, 3)
     task = Task(nn.Sequential(models.Pixels(), *layers).double(), federation)
@@ -79,8 +81,10 @@ def test_any_partitioner_of_flwr_datasets_serves(partitioner: object) -> None:
     cut(partitioner)
     federation = Federation.from_partitioner(partitioner, inputs="number", train=0.5)
     assert len(federation) == partitioner.num_partitions  # type: ignore[attr-defined]
-    assert sorted(federation.inputs[:, 0].tolist()) == list(range(30))
-    for x, y in zip(federation.inputs[:, 0].tolist(), federation.targets.tolist(), strict=True):
+    assert sorted(as_tensor(federation.inputs)[:, 0].tolist()) == list(range(30))
+    for x, y in zip(
+        as_tensor(federation.inputs)[:, 0].tolist(), as_tensor(federation.targets).tolist(), strict=True
+    ):
         assert int(x) % 3 == y
 
 
@@ -93,7 +97,7 @@ def test_any_partitioner_of_flwr_datasets_serves(partitioner: object) -> None:
         ({"inputs": "ragged"}, "column 'ragged' does not hold numbers or images of one shape"),
     ],
 )
-def test_columns_that_cannot_be_used_are_named(columns: dict, message: str) -> None:
+def test_columns_that_cannot_be_used_are_named(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Federation.from_partitioner(cut(IidPartitioner(2)), **columns)
 
@@ -115,9 +119,9 @@ def test_a_folder_holds_a_file_for_each_client(tmp_path: Path) -> None:
     assert federation.names == ("ann", "bob", "cy")
     assert federation.train.tolist() == [3, 3, 3]
     for k, offset in enumerate((100, 0, 200)):
-        mine = federation.inputs[4 * k : 4 * k + 4] - offset
+        mine = as_tensor(federation.inputs)[4 * k : 4 * k + 4] - offset
         assert sorted(mine.tolist()) == x.tolist()
-        assert federation.targets[4 * k : 4 * k + 4].tolist() == (mine[:, 0] / 3 % 2).tolist()
+        assert as_tensor(federation.targets)[4 * k : 4 * k + 4].tolist() == (mine[:, 0] / 3 % 2).tolist()
     assert federation.classes == 2
     assert federation.name == tmp_path.name
 
@@ -150,10 +154,10 @@ def test_targets_are_labels_only_if_all_clients_are(tmp_path: Path) -> None:
         b"\xef\xbb\xbftarget,x\r\n3,1\r\n1,2\r\n\r\n"
     )  # as spreadsheets write it
     federation = Federation.from_folder(tmp_path)
-    assert sorted(federation.targets.tolist()) == [0.5, 1, 1, 3]
+    assert sorted(as_tensor(federation.targets).tolist()) == [0.5, 1, 1, 3]
     assert federation.classes is None
     (tmp_path / "a.csv").unlink()
-    assert Federation.from_folder(tmp_path).targets.dtype == torch.int64
+    assert as_tensor(Federation.from_folder(tmp_path).targets).dtype == torch.int64
 
 
 def test_arrays_that_are_no_numbers_are_named_with_their_file(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from datasets import Dataset
@@ -99,6 +101,6 @@ def test_other_seeds_deal_otherwise() -> None:
         ((4, 1.0, -1), "seed"),
     ],
 )
-def test_parameters_out_of_range_are_refused(arguments: tuple, message: str) -> None:
+def test_parameters_out_of_range_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         dirichlet(balanced(classes=3, each=20), *arguments)

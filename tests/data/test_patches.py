@@ -18,7 +18,8 @@ def pictures(n: int, high: int = 256) -> np.ndarray:
 
 def with_even_contrast(patch: np.ndarray) -> np.ndarray:
     values = patch.astype(np.float64).ravel()
-    return (values - values.mean()) / np.sqrt(values.var() + 10)
+    out: np.ndarray = (values - values.mean()) / np.sqrt(values.var() + 10)
+    return out
 
 
 def features_by_numpy(pictures: np.ndarray, seed: int) -> np.ndarray:
@@ -43,7 +44,8 @@ def features_by_numpy(pictures: np.ndarray, seed: int) -> np.ndarray:
                 sums[n, 0, :, row // 7, column // 7] += np.maximum(alike - 0.25, 0)
                 sums[n, 1, :, row // 7, column // 7] += np.maximum(-alike - 0.25, 0)
     flat = sums.reshape(len(pictures), -1)
-    return (flat - flat.mean(0)) / flat.std(0, ddof=1)
+    out: np.ndarray = (flat - flat.mean(0)) / flat.std(0, ddof=1)
+    return out
 
 
 @pytest.mark.parametrize("seed", [0, 3])
@@ -54,7 +56,8 @@ def test_features_are_those_computed_in_numpy_and_float64(seed: int) -> None:
 
 def test_features_have_mean_0_and_variance_1() -> None:
     found = patch_features(pictures(300))
-    assert (found.shape, found.dtype) == ((300, patches.FEATURES), np.float32)
+    assert found.shape == (300, patches.FEATURES)
+    assert found.dtype == np.float32
     np.testing.assert_allclose(found.mean(0, dtype=np.float64), 0, atol=1e-5)
     np.testing.assert_allclose(found.var(0, ddof=1, dtype=np.float64), 1, atol=1e-4)
 

@@ -25,9 +25,10 @@ from fairwind.data.patches import FEATURES, patch_features
 from fairwind.data.sent140 import tokenize
 from fairwind.data.source import Samples
 from fairwind.setups import Where
+from samples import as_tensor
 
 
-def read(spec: str, folder: Path, cache: Path, glove: Path | None = None) -> Federation:
+def read(spec: str, folder: Path | None, cache: Path, glove: Path | None = None) -> Federation:
     return setups.federation(spec, Where(folder, glove, cache))
 
 
@@ -42,9 +43,11 @@ def test_femnist_reads_the_hubs_files_and_leafs_as_one(tmp_path: Path) -> None:
     assert (hub.train + hub.test).tolist() == [7, 5, 12]  # each writer's repeated image is gone
     writer, pixels, label = layouts.characters(layouts.WRITERS)[0]
     mine = slice(int(hub.start[2]), int(hub.start[2]) + 12)
-    at = [i for i, x in enumerate(hub.inputs[mine]) if np.array_equal(255 - x.numpy(), pixels)]  # ink is 255
+    at = [
+        i for i, x in enumerate(as_tensor(hub.inputs)[mine]) if np.array_equal(255 - x.numpy(), pixels)
+    ]  # ink is 255
     assert writer == "f0003_10"
-    assert hub.targets[mine][at].tolist() == [label]
+    assert as_tensor(hub.targets)[mine][at].tolist() == [label]
 
 
 def test_femnist_takes_the_first_writers_by_name(tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ def test_cifar10s_features_are_those_of_its_first_images_dealt_out_as_the_images
     images, _ = cifar10.cifar10(first, clients=3, beta=beta, seed=2)
     features, notes = cifar10.cifar10_features(samples, clients=3, beta=beta, images=40, seed=2)
     assert notes == ["the first 40 of 60 images, as 512 fixed features"]
-    assert features.inputs.shape == (40, FEATURES)
+    assert as_tensor(features.inputs).shape == (40, FEATURES)
     for name in ("targets", "start", "train", "test"):
         assert getattr(features, name).tolist() == getattr(images, name).tolist()
     assert (features.names, features.class_names) == (images.names, images.class_names)
@@ -107,7 +110,10 @@ def test_a_linear_classifier_trains_on_cifar10s_features(tmp_path: Path) -> None
     assert sum(p.numel() for p in task.model().parameters()) == 512 * 10 + 10
     assert (task.rounds, task.solver) == (100, Solver(lr=0.01, batch_size=32, epochs=1))
     result = simulate(task, "adafedadam", rounds=2, compile="off")
-    assert 0 <= result.metrics["worst30"] <= result.metrics["avg"] <= 100
+    worst, average = (result.metrics[name] for name in ("worst30", "avg"))
+    assert worst is not None
+    assert average is not None
+    assert 0 <= worst <= average <= 100
 
 
 @pytest.mark.parametrize(
@@ -140,10 +146,11 @@ def test_cifar10_reads_the_hubs_files_and_the_python_batches_as_one(tmp_path: Pa
     hub = read("cifar10:clients=3,beta=1", layouts.cifar_parquet(tmp_path / "hub"), tmp_path / "a")
     batches = read("cifar10:clients=3,beta=1", layouts.cifar_batches(tmp_path / "py"), tmp_path / "b")
     assert hub.digest() == batches.digest()
-    assert hub.inputs.shape == (60, 3, 32, 32)
+    assert as_tensor(hub.inputs).shape == (60, 3, 32, 32)
     x, y = layouts.pictures()
     found = {
-        row.numpy().tobytes(): label for row, label in zip(hub.inputs, hub.targets.tolist(), strict=True)
+        row.numpy().tobytes(): label
+        for row, label in zip(as_tensor(hub.inputs), as_tensor(hub.targets).tolist(), strict=True)
     }
     assert found == {row.tobytes(): label for row, label in zip(x, y, strict=True)}
 
@@ -165,7 +172,9 @@ def contents(federation: Federation) -> list[tuple[str, list[int], int]]:
         for name, n in zip(federation.names, federation.train + federation.test, strict=True)
         for _ in range(n)
     ]
-    return sorted(zip(owner, federation.inputs.tolist(), federation.targets.tolist(), strict=True))
+    return sorted(
+        zip(owner, as_tensor(federation.inputs).tolist(), as_tensor(federation.targets).tolist(), strict=True)
+    )
 
 
 def test_compressed_csv_is_read(tmp_path: Path) -> None:
@@ -187,12 +196,12 @@ def test_tweets_become_the_ids_of_their_words_and_no_others(tmp_path: Path) -> N
     assert federation.embedding[3].tolist() == [2.0, 0.5, -2.0]
     assert federation.embedding[:2].abs().sum() == 0
     texts = {
-        " ".join(federation.words[i] for i in row if i) for row in federation.inputs.tolist()
+        " ".join(federation.words[i] for i in row if i) for row in as_tensor(federation.inputs).tolist()
     }  # "rain, rain, rain" is cut after four; "I" has no vector
     assert "<unknown> , <unknown> ," in texts
     assert "<unknown> <unknown> n't <unknown>" in texts
     assert "it <unknown> great <unknown>" in texts
-    assert federation.inputs.dtype == torch.int32
+    assert as_tensor(federation.inputs).dtype == torch.int32
 
 
 def test_tokens_are_as_glove_cuts_them() -> None:
@@ -295,7 +304,7 @@ def wrong_label(folder: Path) -> Path:
 
 
 def no_writer(folder: Path) -> Path:
-    rows = layouts.characters(layouts.WRITERS)
+    rows: list[Any] = layouts.characters(layouts.WRITERS)
     rows[2] = (None, *rows[2][1:])
     return layouts.femnist_parquet(folder, rows)
 
@@ -431,9 +440,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
-def test_a_bad_file_is_one_line_that_names_it_and_leaves_no_entry(
-    tmp_path: Path, make: Callable[[Path], Path]
-) -> None:
+def test_a_bad_file_is_one_line_that_names_it_and_leaves_no_entry(tmp_path: Path, make: Any) -> None:
     spec, *expected = BAD[make]
     message = refused("data", spec, "--data-dir", make(tmp_path / "in"), "--cache", tmp_path / "cache")
     for part in expected:
@@ -550,7 +557,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
     for package in ("pyarrow", "huggingface_hub"):
         (tmp_path / "shadow" / f"{package}.py").write_text(f"raise ImportError('gone', name={package!r})")
     folder = layouts.femnist_parquet(tmp_path / "f")
-    without = {"PYTHONPATH": str(tmp_path / "shadow"), "XDG_CACHE_HOME": str(tmp_path)}
+    without: dict[str, Any] = {"PYTHONPATH": str(tmp_path / "shadow"), "XDG_CACHE_HOME": str(tmp_path)}
     remedy = "install it with pip install 'fairwind[data]'"
     message = refused("data", "femnist", "--data-dir", folder, **without)
     assert f"needs pyarrow: {remedy}" in message
@@ -611,7 +618,7 @@ def hub(repository: str, revision: str, root: Path) -> Iterator[str]:
         server.server_close()
 
 
-HOMES = {
+HOMES: dict[str, tuple[str, str, Callable[[Path], Path]]] = {
     "femnist": ("flwrlabs/femnist", "main", layouts.femnist_parquet),
     "cifar10:clients=3,beta=1": ("uoft-cs/cifar10", "main", layouts.cifar_parquet),
     "sent140:clients=3": ("stanfordnlp/sentiment140", "refs/convert/parquet", layouts.sent140_parquet),
@@ -623,7 +630,11 @@ def test_data_is_downloaded_from_the_hub_where_no_folder_is_given(tmp_path: Path
     repository, revision, make = HOMES[spec]
     root = make(tmp_path / "root")
     with hub(repository, revision, root) as address:
-        at = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        at: dict[str, Any] = {
+            "HF_ENDPOINT": address,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
         done = fairwind("data", spec, "--cache", tmp_path / "cache", **at)
     assert done.returncode == 0, done.stderr
     assert f"downloading {repository}" in done.stderr

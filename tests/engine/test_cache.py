@@ -1,12 +1,10 @@
 """Compiled code in the cache: run only as this user wrote it, and otherwise built again."""
 
 import os
-import random
 import shutil
 import stat
 import tempfile
 import types
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,8 @@ import torch
 
 from answers import answering, run, training
 from conftest import compiler_found
-from fairwind.engine.backends import cache, compiling
+from damages import LIBRARY_DAMAGES
+from fairwind.engine.backends import compiling
 from forked import Ended
 
 pytestmark = pytest.mark.skipif(not compiler_found(torch.device("cpu")), reason="needs a C++ compiler")
@@ -36,42 +35,11 @@ def kept(xdg: Path) -> Path:
     return entry
 
 
-def flipped(place: float, bit: int) -> Callable[[Path], object]:
-    def flip(path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        data[int(place * (len(data) - 1))] ^= 1 << bit
-        path.write_bytes(data)
-
-    return flip
-
-
-def replaced(path: Path, make: Callable[[Path], object]) -> None:
-    path.unlink()
-    make(path)
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "emptied": lambda path: path.write_bytes(b""),
-    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "cut by a byte": lambda path: os.truncate(path, path.stat().st_size - 1),
-    "without its digest": lambda path: os.truncate(path, path.stat().st_size - cache.SEAL),
-    "with another digest": flipped(1, 0),
-    "garbage": lambda path: path.write_bytes(random.Random(0).randbytes(path.stat().st_size)),
-    "zeros, and many": lambda path: os.truncate(path, 1 << 40),
-    "deleted": lambda path: path.unlink(),
-    "a folder": lambda path: replaced(path, lambda p: (p / "sub").mkdir(parents=True)),
-    "a pipe": lambda path: replaced(path, os.mkfifo),
-    "a link to itself": lambda path: replaced(path, lambda p: p.symlink_to(p)),
-    "a link to zeros": lambda path: replaced(path, lambda p: p.symlink_to("/dev/zero")),
-    **{f"bit {i % 8} flipped, {i}/32 of the way": flipped(i / 32, i % 8) for i in range(33)},
-}
-
-
 def test_a_damaged_library_is_built_again(tmp_path: Path, xdg: Path) -> None:
     act = answering(tmp_path)
     assert run(act, tmp_path, xdg) == Ended(0, "built\n42\n", "")
     entry = kept(xdg)
-    for what, damage in DAMAGES.items():
+    for what, damage in LIBRARY_DAMAGES.items():
         damage(entry)
         assert run(act, tmp_path, xdg) == Ended(0, "built\n42\n", ""), what
         assert run(act, tmp_path, xdg) == Ended(0, "42\n", ""), what
@@ -82,7 +50,7 @@ def test_training_does_not_crash_on_damaged_code(tmp_path: Path, xdg: Path) -> N
     fresh = run(training, tmp_path, xdg)
     assert (fresh.code, fresh.stderr) == (0, "")
     for what in ("emptied", "truncated", "garbage", "a folder"):
-        DAMAGES[what](kept(xdg))
+        LIBRARY_DAMAGES[what](kept(xdg))
         assert run(training, tmp_path, xdg) == fresh, what
         assert run(training, tmp_path, xdg) == fresh, what
 

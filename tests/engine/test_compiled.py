@@ -1,8 +1,5 @@
 """Compiled steps are the steps, for any number of rows."""
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,27 +8,7 @@ from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation,
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from simulations import SOLVERS, assert_together, dropout_model, simulation
-
-
-@pytest.mark.skipif(not compiler_found(torch.device(DEVICE)), reason="needs a compiler")
-@pytest.mark.parametrize(
-    ("solver", "model"),
-    [
-        ("sgd", lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.Tanh()).double()),
-        pytest.param("nesterov", dropout_model, marks=pytest.mark.slow),
-    ],
-)
-def test_compiled_is_eager(ragged: Federation, solver: str, model: Callable[[], nn.Module]) -> None:
-    names = list(algorithms.PAPER) if solver == "sgd" else ["fedavg", "fednova"]  # to compile takes long
-    eager = simulation(ragged, names, [0, 1], solver=SOLVERS[solver], model=model)
-    compiled = Simulation(model, ragged, eager.runs, replace(eager.settings, compile="on", workers=2))
-    assert_together(eager, compiled, rounds=3)
-    assert all(w["training"].compiled for w in compiled.executor.workers.states) == (DEVICE == "cpu")
-    # Chunks of one and of two rows, as compiled code likes least.
-    compiled.executor.cutter.budget = 1
-    compiled.executor.kept.clear()
-    assert_together(eager, compiled, rounds=1)
+from simulations import simulation
 
 
 def test_a_step_that_cannot_be_compiled_for_all_row_counts_runs_uncompiled(ragged: Federation) -> None:
@@ -108,7 +85,9 @@ def test_a_model_that_insists_on_float32_is_told_of_precision() -> None:
         simulation(federation, ["fedavg"], [0], precision="bf16", model=lambda: Stubborn(FEATURES, CLASSES))
 
 
-def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(ragged: Federation, monkeypatch) -> None:
+def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fairwind.engine.machine.missing_compiler", lambda device: "g++")
     runs = [Run("mean", algorithms.fedavg(), 0)]
     short = Simulation(make_model, ragged, runs, Settings(rounds=2, device=DEVICE))
@@ -129,7 +108,8 @@ def test_bf16_with_dropout_frozen_parameters_and_buffers() -> None:
             self.layers = nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.2), nn.Linear(8, CLASSES))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layers(self.frozen(x) * self.scale)
+            out: Tensor = self.layers(self.frozen(x) * self.scale)
+            return out
 
     federation = make_federation([30, 4, 17], dtype=torch.float32)
     model = Mixed()

@@ -1,5 +1,7 @@
 """Which executor is chosen on a CPU, by counts that are the same every time."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,12 +10,19 @@ from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
+from simulations import stacked_of
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU all that can be stacked is")
 
 
-def chosen(model: nn.Module, federation: Federation, runs: int = 1, **options: object) -> Simulation:
-    own = {"rounds": 1, "compile": "off", "device": "cpu", "workers": 2, "solver": Solver(batch_size=10)}
+def chosen(model: nn.Module, federation: Federation, runs: int = 1, **options: Any) -> Simulation:
+    own: dict[str, Any] = {
+        "rounds": 1,
+        "compile": "off",
+        "device": "cpu",
+        "workers": 2,
+        "solver": Solver(batch_size=10),
+    }
     made = [Run("fedavg", algorithms.fedavg(), seed) for seed in range(runs)]
     return Simulation(model, federation, made, Settings(**own | options))
 
@@ -45,14 +54,14 @@ def test_convolutions_of_common_sizes_train_one_after_another() -> None:
     larger = chosen(convolutions(28), images(28, 60))
     assert larger.settings.engine == "loop"
     assert "keeps a core busy" in larger.plan.order
-    assert len(larger.executor.workers.states) == 2  # whose kernels run side by side
+    assert len(stacked_of(larger).workers.states) == 2  # whose kernels run side by side
     assert chosen(convolutions(28), images(28, 60), engine="stacked").settings.engine == "stacked"
 
 
 def test_small_modules_in_the_loop_have_one_thread() -> None:
     federation = make_federation([9] * 40)
     alone = chosen(nn.Linear(FEATURES, CLASSES).double(), federation, engine="loop")
-    assert len(alone.executor.workers.states) == 1
+    assert len(stacked_of(alone).workers.states) == 1
 
 
 def test_a_model_that_is_too_large_to_gain_by_stacking_is_not_stacked_on_trial() -> None:

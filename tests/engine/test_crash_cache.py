@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from test_cache import DAMAGES
 
 from answers import answering, run, training
 from conftest import compiler_found
+from damages import LIBRARY_DAMAGES
 from forked import Ended, Moment, killed, operations
 
 pytestmark = [
@@ -64,7 +65,7 @@ def test_training_gives_the_same_bits_whatever_became_of_its_code(tmp_path: Path
     xdg, failures = tmp_path / "cache", []
     fresh = run(training, tmp_path, xdg)
     (entry,) = files(xdg)
-    for what, damage in {**DAMAGES, **flips(40)}.items():
+    for what, damage in {**LIBRARY_DAMAGES, **flips(40)}.items():
         damage(entry)
         if run(training, tmp_path, xdg) != fresh or files(xdg) != [entry]:
             failures.append(what)
@@ -101,8 +102,11 @@ class Processes:
     def start(self) -> subprocess.Popen[str]:
         env = {**os.environ, "XDG_CACHE_HOME": str(self.xdg), "TMPDIR": str(self.temporary)}
         env.pop("TORCHINDUCTOR_CACHE_DIR", None)
-        said = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([sys.executable, str(SCRIPT)], env=env, start_new_session=True, **said)
+        said: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        out: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, str(SCRIPT)], env=env, start_new_session=True, **said
+        )
+        return out
 
     def run(self) -> Ended:
         process = self.start()
@@ -147,7 +151,7 @@ ENOUGH = "truncated", "garbage", "with another digest", "a folder"  # a build ta
 def cases() -> Iterator[tuple[int, str, Callable[[Path], object]]]:
     for i in range(4):
         for what in ENOUGH:
-            yield i, what, DAMAGES[what]
+            yield i, what, LIBRARY_DAMAGES[what]
 
 
 def test_steps_of_pytorchs_compiler_are_mended(processes: Processes) -> None:

@@ -1,41 +1,26 @@
 """Recorded rounds and steps are the rounds and steps."""
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
 
 from conftest import DEVICE
 from fairwind import Federation, algorithms
-from fairwind.contract import CohortAlgorithm, GramAlgorithm
 from fairwind.engine import tuning
-from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.plan import Decision
 from fairwind.engine.simulation import Simulation
 from replay import Replayer
-from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation
-
-SEEING = CohortAlgorithm | GramAlgorithm  # whose servers decide on the host
+from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation, stacked_of
 
 
-WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64))
-
-
-@pytest.mark.parametrize("loss", [cross_entropy, WEIGHTED], ids=["plain", "weighted"])
-@pytest.mark.parametrize("solver", ["sgd", "momentum", "nesterov", "decay", "steps"])
-def test_a_recorded_round_is_the_round(ragged: Federation, solver: str, loss: object) -> None:
-    """What a GPU replays: a round whose order of samples, models and states are new, on the same memory."""
-    options = {"loss": loss, "solver": SOLVERS[solver], "probe_samples": 6 if solver == "momentum" else None}
-    names = [name for name, build in algorithms.REGISTRY.items() if not isinstance(build(), SEEING)]
-    plain, recorded, replayer = recorded_pair(ragged, names, **options)
-    for s in (plain, recorded):
-        s.executor.cutter.budget = 20_000
-    assert_together(plain, recorded, rounds=5, tolerance=0)
-    assert replayer.replays == 3
-    assert len(recorded.executor.kept["training"]) > 1
+@pytest.fixture(autouse=True)
+def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairwind.data.counter.BY_NUMPY", ())
 
 
 def recorded_pair(
-    federation: Federation, names: list[str], **options: object
+    federation: Federation, names: list[str], **options: Any
 ) -> tuple[Simulation, Simulation, Replayer]:
     """The same simulation twice, one of which records its rounds."""
     plain = simulation(federation, names, [0, 1], workers=1, **options)
@@ -44,7 +29,8 @@ def recorded_pair(
         patch.setattr("fairwind.engine.stacked.executor.Graphs", Replayer)
         plan = plain.plan._replace(graphs=graphs)
         recorded = simulation(federation, names, [0, 1], workers=1, plan=plan, **options)
-    return plain, recorded, recorded.executor.round_graphs
+    replayer: Any = stacked_of(recorded).round_graphs
+    return plain, recorded, replayer
 
 
 def test_a_recorded_round_drops_out_anew_and_can_be_restored(ragged: Federation) -> None:
@@ -74,34 +60,30 @@ def test_a_round_that_ran_short_of_memory_is_not_the_one_recorded(
     assert replayer.replays >= 2
 
 
-def test_a_round_too_long_to_record_is_taken_step_by_step(ragged: Federation, monkeypatch) -> None:
-    monkeypatch.setattr(tuning, "MAX_GRAPH_STEPS", 3)
-    plain, recorded, replayer = recorded_pair(ragged, ["adafedadam"])
-    assert_together(plain, recorded, rounds=5, tolerance=0)
-    assert replayer.replays == 0
-    assert recorded.executor.step_graphs.replays > 0
-
-
 @pytest.mark.parametrize("counts", [3, 128])
-def test_recorded_steps_are_the_steps(ragged: Federation, monkeypatch, counts: int) -> None:
+def test_recorded_steps_are_the_steps(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch, counts: int
+) -> None:
     """Whoever takes part, and however long: a step is replayed for its number of rows, or rounded up."""
     monkeypatch.setattr(tuning, "MAX_GRAPH_ROW_COUNTS", counts)
     options = {"solver": SOLVERS["uneven"], "participation": 0.7, "model": dropout_model}
     plain, recorded, _ = recorded_pair(ragged, list(algorithms.PAPER), **options)
-    replayer = recorded.executor.step_graphs
+    replayer: Any = stacked_of(recorded).step_graphs
     assert_together(plain, recorded, rounds=5, tolerance=1e-12)
     assert replayer.replays > 10
 
 
 @pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="needs a GPU")
-def test_steps_recorded_once_rounds_are_not_share_their_memory(ragged: Federation, monkeypatch) -> None:
+def test_steps_recorded_once_rounds_are_not_share_their_memory(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def pools() -> set[tuple[int, int]]:
-        return {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}
+        return {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr(tuning, "MAX_GRAPH_STEPS", 0)
     s = simulation(ragged, ["fedavg"], [0])
     before = pools()
     for _ in range(5):
         s.step()
-    assert sum(graph is not None for graph in s.executor.step_graphs.recorded.values()) > 1
+    assert sum(graph is not None for graph in stacked_of(s).step_graphs.recorded.values()) > 1
     assert len(pools() - before) == 1

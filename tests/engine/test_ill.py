@@ -1,7 +1,7 @@
 """What is not finite, or does not fit, stays with whom it belongs to."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,16 +10,18 @@ from torch import Tensor
 from conftest import DEVICE, Point, half_square, make_federation, make_model, points
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
+from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.stacked.chunks import evenly
-from simulations import Spoilt, run_short, simulation
+from samples import as_tensor
+from simulations import Spoilt, run_short, simulation, stacked_of
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 @pytest.mark.parametrize("name", algorithms.REGISTRY)
-def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: str) -> None:
+def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: Engine) -> None:
     federation = make_federation([10, 20, 30])
-    broken = federation.inputs.clone()
+    broken = as_tensor(federation.inputs).clone()
     broken[10:30] += 1000  # client 1
     ill = simulation(replace(federation, inputs=broken), [name], [0], engine=engine, model=Spoilt)
     well = simulation(federation, [name], [0], engine=engine, model=Spoilt)
@@ -36,7 +38,7 @@ def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: str)
 
 @pytest.mark.parametrize("spec", ["adafedadam:alpha=40", "qfedavg:q=40"])
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
-def test_weights_beyond_float32_do_not_stop_a_run(spec: str, engine: str) -> None:
+def test_weights_beyond_float32_do_not_stop_a_run(spec: str, engine: Engine) -> None:
     """A lag or a loss of about 0.05 to the power 40 is far below what float32 can hold."""
     federation = points(torch.tensor([[1.0], [1.02]]), [8, 8])
     solver = Solver(lr=0.2)
@@ -56,9 +58,9 @@ def test_weights_beyond_float32_do_not_stop_a_run(spec: str, engine: str) -> Non
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
-def test_with_every_client_nan_the_model_stays_and_the_run_says_so(engine: str) -> None:
+def test_with_every_client_nan_the_model_stays_and_the_run_says_so(engine: Engine) -> None:
     federation = make_federation([10, 20])
-    broken = replace(federation, inputs=federation.inputs + 1000)
+    broken = replace(federation, inputs=as_tensor(federation.inputs) + 1000)
     ill = simulation(broken, list(algorithms.PAPER), [0], engine=engine, model=Spoilt)
     start = ill.x.clone()
     ill.step()
@@ -77,7 +79,9 @@ def test_chunks_of_one_size_keep_within_the_budget() -> None:
 
 
 @pytest.mark.parametrize("fits", [1, 3, 7])
-def test_a_chunk_that_does_not_fit_is_halved(ragged: Federation, monkeypatch, fits: int) -> None:
+def test_a_chunk_that_does_not_fit_is_halved(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch, fits: int
+) -> None:
     """However few rows fit, a round ends as if all had; and fewer are tried from then on."""
     names = "adafedadam", "fedavg", "scaffold", "fedmgda"
     runs = [Run(name, algorithms.build(name), i % 2) for i, name in enumerate(names)]
@@ -88,12 +92,14 @@ def test_a_chunk_that_does_not_fit_is_halved(ragged: Federation, monkeypatch, fi
     for each in (whole, halved):
         each.run()
     assert any(failures)
-    assert halved.executor.cutter.budget < whole.executor.cutter.budget
+    assert stacked_of(halved).cutter.budget < stacked_of(whole).cutter.budget
     torch.testing.assert_close(halved.x, whole.x, rtol=1e-12, atol=1e-13)
     assert torch.equal(halved.left_out, whole.left_out)
 
 
-def test_a_client_that_does_not_fit_alone_is_an_error_with_a_remedy(ragged: Federation, monkeypatch) -> None:
+def test_a_client_that_does_not_fit_alone_is_an_error_with_a_remedy(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [Run("mean", algorithms.fedavg(), 0)]
     run_short(monkeypatch, "train", 0)
     simulation = Simulation(make_model, ragged, runs, Settings(rounds=1, device=DEVICE, compile="off"))
@@ -105,7 +111,7 @@ def test_a_state_that_changes_shape_is_refused_by_name(ragged: Federation) -> No
     class State(NamedTuple):
         total: Tensor
 
-    mean = algorithms.fedavg()
+    mean: Any = algorithms.fedavg()
     grown = mean._replace(
         init=lambda x: State(torch.zeros(())),
         server=lambda x, s, total, sums: (

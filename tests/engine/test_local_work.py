@@ -2,26 +2,28 @@
 
 from dataclasses import asdict, replace
 from math import ceil
+from typing import Any
 
 import pytest
 import torch
 import tyro
-from test_plan import FEDERATION, client_batches
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
+from batches import FEDERATION, batches_by_hand, client_batches, put
 from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from exchanged import Exchange, simulated, task_of
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.cli.compare import Compare
-from fairwind.data.counter import EPOCHS, ORDER, fold, mix
+from fairwind.data.counter import EPOCHS, fold, mix
 from fairwind.engine.schedule import Planner
 from fairwind.engine.simulation import Simulation
 from fairwind.runs.recipe import Recipe, changed_settings, settings_of
 from fairwind.study.runs import RunKey
+from samples import as_tensor
 from simulations import assert_together, dropout_model, simulation
 
-WORK = {
+WORK: dict[str, dict[str, Any]] = {
     "steps": {"steps": 7},
     "drawn steps": {"steps": (2, 15)},
     "half an epoch": {"epochs": 0.5},
@@ -30,7 +32,7 @@ WORK = {
 }
 
 
-def steps_by_hand(work: dict, batches: int, drawn: int) -> int:
+def steps_by_hand(work: dict[str, Any], batches: int, drawn: int) -> int:
     """What a 32-bit hash lets a client do that has so many batches in an epoch."""
     ((kind, asked),) = work.items()
     low, high = asked if isinstance(asked, tuple) else (asked, asked)
@@ -41,18 +43,9 @@ def steps_by_hand(work: dict, batches: int, drawn: int) -> int:
     return amount if kind == "steps" else max(1, ceil(amount * batches))
 
 
-def batches_by_hand(size: int, steps: int, seed: int, round: int, client: int) -> list[list[int]]:
-    """The first batches of four of an endless row of epochs, each sorted by the hashes of its samples."""
-    found, epoch = [], 0
-    while len(found) < steps:
-        key = mix(mix(fold(ORDER, seed, round), client), epoch)
-        order = sorted(range(size), key=lambda place: mix(key, place))
-        found += [order[at : at + 4] for at in range(0, size, 4)]
-        epoch += 1
-    return found[:steps]
-
-
-def round_by_hand(model: nn.Module, data: Federation, work: dict, round: int, *, nova: bool) -> None:
+def round_by_hand(
+    model: nn.Module, data: Federation, work: dict[str, Any], round: int, *, nova: bool
+) -> None:
     """A round of FedAvg or FedNova under seed 0, in place."""
     x = [p.detach().clone() for p in model.parameters()]
     sizes, updates, taken = data.train.tolist(), [], []
@@ -63,7 +56,9 @@ def round_by_hand(model: nn.Module, data: Federation, work: dict, round: int, *,
         for batch in batches_by_hand(size, steps, 0, round, k):
             at = int(data.start[k]) + torch.tensor(batch)
             optimizer.zero_grad()
-            F.cross_entropy(model(data.inputs[at]), data.targets[at]).backward()
+            torch.autograd.backward(
+                F.cross_entropy(model(as_tensor(data.inputs)[at]), as_tensor(data.targets)[at])
+            )
             optimizer.step()
         updates.append([a - p.detach() for a, p in zip(x, model.parameters(), strict=True)])
         taken.append(steps)
@@ -73,12 +68,6 @@ def round_by_hand(model: nn.Module, data: Federation, work: dict, round: int, *,
         share = [effective * p / t for p, t in zip(share, taken, strict=True)]
     changes = [sum(p * d for p, d in zip(share, each, strict=True)) for each in zip(*updates, strict=True)]
     put(model, [a - change for a, change in zip(x, changes, strict=True)])
-
-
-@torch.no_grad()
-def put(model: nn.Module, values: list[Tensor]) -> None:
-    for p, value in zip(model.parameters(), values, strict=True):
-        p.copy_(value)
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
@@ -127,7 +116,7 @@ def test_a_part_of_an_epoch_is_that_part_of_its_batches_rounded_up(
 
 
 @pytest.mark.parametrize(("work", "low", "high"), [({"steps": (3, 6)}, 3, 6), ({"epochs": (0.5, 2)}, 5, 20)])
-def test_what_is_drawn_is_uniform_over_clients_and_rounds(work: dict, low: int, high: int) -> None:
+def test_what_is_drawn_is_uniform_over_clients_and_rounds(work: dict[str, Any], low: int, high: int) -> None:
     data = make_federation([12, 12, 12, 12])
     data = replace(data, train=torch.full((4,), 10))
     drawn = torch.cat([Planner(data, Solver(batch_size=1, **work)).plan([0], t).steps for t in range(1500)])
@@ -211,14 +200,14 @@ def test_a_client_of_a_real_federation_does_the_same(ragged: Federation, work: s
         ({"epochs": float("inf")}, "epochs=inf"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(given: dict, message: str) -> None:
+def test_what_cannot_be_done_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Solver(**given)
 
 
 def test_the_same_number_of_epochs_is_the_same_solver() -> None:
     assert Solver() == Solver(epochs=1) == Solver(epochs=1.0)
-    assert Solver(epochs=(1.0, 3)) == Solver(epochs=[1, 3])
+    assert Solver(epochs=(1.0, 3)) == Solver(epochs=[1, 3])  # type: ignore[arg-type]
     assert str(Solver(epochs=2.0).epochs) == "2"
 
 
@@ -232,7 +221,7 @@ def test_steps_take_the_place_of_a_tasks_own_epochs_and_epochs_of_its_steps() ->
 
 
 @pytest.mark.parametrize("changes", [*WORK.values(), {"epochs": 1}, {"epochs": (1, 3)}])
-def test_recipes_and_commands_keep_it(changes: dict) -> None:
+def test_recipes_and_commands_keep_it(changes: dict[str, Any]) -> None:
     recipe = Recipe("cifar10", ("fedavg",), (0,), settings_of("cifar10", **changes))
     assert Recipe.from_json(recipe.to_json()) == recipe
     words = recipe.command().split()

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -31,11 +32,11 @@ def federation_of(case: Case) -> Federation:
 
 
 def simulation_of(
-    case: Case, engine: str, batch_size: int, names: Sequence[str] = ("adafedadam:lr=0.02",), **more: object
+    case: Case, engine: str, batch_size: int, names: Sequence[str] = ("adafedadam:lr=0.02",), **more: Any
 ) -> Simulation:
     torch.manual_seed(1)
     model, solver = case.model(), Solver(lr=LR, batch_size=batch_size, epochs=2)
-    own = {"engine": engine, "compile": "off", "device": DEVICE, "workers": 1} | more
+    own: dict[str, Any] = {"engine": engine, "compile": "off", "device": DEVICE, "workers": 1} | more
     settings = Settings(rounds=2, eval_every=2, solver=solver, **own)
     runs = [Run(name, algorithms.build(name), 0) for name in names]
     return Simulation(model, federation_of(case), runs, settings, loss=case.loss)
@@ -49,7 +50,9 @@ class ByHand:
         self.case, self.model = case, case.model()
         self.planner, self.federation = simulation.planner, simulation.federation
         self.size = simulation.settings.solver.batch_size
-        self.algorithm: Algorithm = simulation.runs[0].algorithm
+        algorithm = simulation.runs[0].algorithm
+        assert isinstance(algorithm, Algorithm)
+        self.algorithm = algorithm
         self.x = self.flat()
         self.state = self.algorithm.init(self.x)
         self.loss0 = [self.loss(self.training(k)).item() for k in range(len(SIZES))]
@@ -72,12 +75,12 @@ class ByHand:
         outputs = call(self.model, take(self.federation.inputs, samples))
         found = self.case.by_hand(outputs, targets)
         if found.isnan():  # no label counts, and PyTorch divides 0 by 0
-            return 0 * sum(p.sum() for p in self.model.parameters())
+            return 0 * torch.cat([p.flatten() for p in self.model.parameters()]).sum()
         return found
 
     def loss(self, samples: Tensor) -> Tensor:
         """Of all samples together, or the mean over batches if the loss is one of whole batches."""
-        parts = samples.split(self.size) if self.case.whole_batches else [samples]
+        parts = samples.split(self.size) if self.case.whole_batches else [samples]  # type: ignore[no-untyped-call]
         return sum((len(part) / len(samples) * self.of_batch(part) for part in parts), torch.zeros(()))
 
     def round(self, round: int) -> None:
@@ -85,7 +88,7 @@ class ByHand:
         entries = torch.arange(len(SIZES))
         order = self.planner.training(plan, entries).order(plan.order_key, plan.dropout_key)
         reports, updates = [], []
-        for k, samples in enumerate(order.samples.split((plan.size * plan.epochs).tolist())):
+        for k, samples in enumerate(order.samples.split((plan.size * plan.epochs).tolist())):  # type: ignore[no-untyped-call]
             self.load(self.x)
             loss = self.loss(self.training(k))
             gradient = torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True)
@@ -95,7 +98,7 @@ class ByHand:
                 for batch in epoch.split(self.size):
                     optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
                     optimizer.zero_grad()
-                    self.of_batch(batch).backward()
+                    torch.autograd.backward(self.of_batch(batch))
                     optimizer.step()
                     steps += 1
             updates.append(self.x - self.flat())
@@ -160,7 +163,7 @@ UNEQUAL = [
     "options", [{}, {"probe_samples": 5}, {"probe_samples": 5, "data_on": "host"}], ids=str
 )
 @pytest.mark.parametrize("case", UNEQUAL, ids=lambda case: case.name)
-def test_executors_agree_on_unequal_samples(case: Case, options: dict[str, object]) -> None:
+def test_executors_agree_on_unequal_samples(case: Case, options: dict[str, Any]) -> None:
     names = "adafedadam", "qfedavg", "mime", "ditto", "propfair"
     stacked, loop = (simulation_of(case, engine, 4, names, **options) for engine in ("stacked", "loop"))
     for simulation in (stacked, loop):

@@ -1,30 +1,14 @@
 """Who trains on what, and that nothing else decides it."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from conftest import make_federation
+from batches import FEDERATION, client_batches
 from fairwind import InputError, Settings, Solver
 from fairwind.data.counter import fold, mix, scramble
-from fairwind.engine.schedule import Planner, places
-
-FEDERATION = make_federation([1, 2, 3, 17, 45, 8, 1, 26])
-
-
-def client_batches(planner: Planner, seeds: list[int], round: int, i: int) -> list[list[int]]:
-    """The batches of a plan's i-th client, without padding."""
-    plan = planner.plan(seeds, round)
-    start = int(planner.federation.start[plan.client[i]])
-    mine = range(start, start + int(plan.size[i]))
-    steps = torch.arange(int(plan.steps[i]))
-    selection = planner.training(plan, torch.tensor([i]))
-    order = selection.order(plan.order_key, plan.dropout_key)
-    at, padding = places(selection, torch.zeros_like(steps), steps, planner.solver.batch_size)
-    padded = order.samples[at] ^ padding
-    assert all(
-        (s if s >= 0 else ~s) in mine for row in padded.tolist() for s in row
-    )  # padding is its own too
-    return [[s for s in row if s >= 0] for row in padded.tolist()]
+from fairwind.engine.schedule import Planner
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -68,7 +52,7 @@ def test_a_seed_is_planned_alike_alone_and_among_others() -> None:
         ({"participation": 0.01}, 1),
     ],
 )
-def test_participation_is_a_share_or_a_number(asked: dict, clients: int) -> None:
+def test_participation_is_a_share_or_a_number(asked: dict[str, Any], clients: int) -> None:
     planner = Planner(FEDERATION, Solver(), **asked)
     seen = set()
     for round in range(60):
@@ -83,7 +67,7 @@ def test_participation_that_cannot_be_is_refused(asked: float | int) -> None:
     with pytest.raises(InputError, match=r"participation.* is not a share"):
         Settings(participation=asked)
     with pytest.raises(InputError, match="clients_per_round"):
-        Planner(FEDERATION, Solver(), clients_per_round=Settings(clients_per_round=asked).clients_per_round)
+        Planner(FEDERATION, Solver(), clients_per_round=Settings(clients_per_round=asked).clients_per_round)  # type: ignore[arg-type]
 
 
 def test_drawn_epochs_are_uniform_over_clients_and_rounds() -> None:
@@ -119,4 +103,4 @@ def test_each_input_bit_flips_each_output_bit_about_half_the_time() -> None:
 
 def test_scramble_is_a_bijection() -> None:
     found = scramble(torch.arange(1 << 20))
-    assert len(found.unique()) == 1 << 20
+    assert len(found.unique()) == 1 << 20  # type: ignore[no-untyped-call]

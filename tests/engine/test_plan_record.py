@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from simulations import assert_together
 from simulations import simulation as simulated
 
 
-def simulation(**options: object) -> Simulation:
+def simulation(**options: Any) -> Simulation:
     return simulated(task().federation, ["fedavg"], [0], model=task().model, **options)
 
 
@@ -35,7 +36,7 @@ def task(width: int = 16, samples: int = 12) -> fw.Task:
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 def test_the_executor_is_the_planned_one(engine: str) -> None:
     s = simulation(engine=engine)
-    assert s.plan.executor == (engine, f"engine={engine}")
+    assert tuple(s.plan.executor) == (engine, f"engine={engine}")
     assert isinstance(s.executor, Stacked if engine == "stacked" else Loop)
     assert s.settings.engine == s.plan.executor.value
     assert (s.settings.compile == "on") == (s.plan.steps.value != "eager")
@@ -53,7 +54,7 @@ def test_every_part_has_a_reason_in_results_and_on_paper(tmp_path: Path) -> None
 
 def test_given_settings_are_the_reason() -> None:
     s = simulation(engine="stacked", compile="off", workers=1, memory=0.5, device="cpu")
-    assert s.plan.steps == ("eager", "compile=off")
+    assert tuple(s.plan.steps) == ("eager", "compile=off")
     assert s.plan.workers == (1, "workers=1")
     assert s.plan.memory == (0.5, "memory=0.5")
     assert s.plan.device == ("cpu", "device=cpu")
@@ -256,8 +257,6 @@ def test_explain_shows_the_plan_and_trains_nothing(
 
 def test_simulations_and_federated_clients_are_built_by_one_function() -> None:
     """So that a client of a real federation trains as the simulated one."""
-    import fairwind.engine.simulation as in_simulation
-    import fairwind.exchange.client as in_federation
-
-    used: list[Any] = [in_simulation.build_engine, in_federation.build_engine]
+    modules = [import_module(f"fairwind.{name}") for name in ("engine.simulation", "exchange.client")]
+    used = [vars(module)["build_engine"] for module in modules]
     assert used == [build_engine] * 2

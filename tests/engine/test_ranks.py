@@ -23,7 +23,7 @@ from fairwind.engine.simulation import Simulation
 from fairwind.runs.directory import RunDirectory
 from fairwind.setups import Where
 
-OPTIONS = {"rounds": 10, "seeds": (0, 1), "participation": 0.3, "eval_every": 2}
+OPTIONS: dict[str, Any] = {"rounds": 10, "seeds": (0, 1), "participation": 0.3, "eval_every": 2}
 OPTIONS |= {"compile": "off", "device": "cpu"}
 SMALL = "synthetic:clients=12,features=5,classes=3"
 
@@ -77,7 +77,7 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    exact = {"rtol": 0, "atol": 0, "equal_nan": True}
+    exact: dict[str, Any] = {"rtol": 0, "atol": 0, "equal_nan": True}
     for case, expected in alone.items():
         found = first[case]
         assert found["counts"] == expected["counts"], case
@@ -105,7 +105,7 @@ def assert_same_history(
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> tuple[Simulation, Path]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulation, Path]:
     """A comparison that one process finished; and its directory, as it was after round 4."""
     path = tmp_path_factory.mktemp("ranks") / "run"
     settings = {name: value for name, value in OPTIONS.items() if name != "seeds"}

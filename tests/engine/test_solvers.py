@@ -1,6 +1,7 @@
 """Local solvers: stacked they are PyTorch's own, and what a solver cannot tell is asked of nobody."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,9 @@ def test_stacked_it_is_pytorchs(ragged: Federation, name: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.NAdam, partial(torch.optim.Adadelta, rho=0.5)])
-def test_any_optimiser_of_pytorchs_trains_one_client_after_another(ragged: Federation, optimizer) -> None:
+def test_any_optimiser_of_pytorchs_trains_one_client_after_another(
+    ragged: Federation, optimizer: Any
+) -> None:
     s = simulation(ragged, NAMES, [0], solver=Solver(lr=0.01, optimizer=optimizer), engine="auto")
     assert s.settings.engine == "loop"
     assert "is not one of the optimizers that are stacked" in s.plan.executor.why
@@ -69,7 +72,7 @@ def test_adafedadam_is_told_the_rate_of_the_round(engine: str, ragged: Federatio
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop", torch.optim.NAdam])
-def test_fednova_refuses_a_solver_without_weights_of_gradients(ragged: Federation, optimizer) -> None:
+def test_fednova_refuses_a_solver_without_weights_of_gradients(ragged: Federation, optimizer: Any) -> None:
     runs = [Run("fednova", algorithms.fednova(), 0)]
     settings = Settings(solver=Solver(optimizer=optimizer))
     name = getattr(optimizer, "__name__", optimizer)

@@ -1,14 +1,18 @@
 """Modules and inputs of the kinds that users bring: each trains, and both executors agree where both can."""
 
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import DEVICE
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import cross_entropy
+from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
 from fairwind.scores import accuracy
 from zoo import ZOO, Specimen
@@ -17,14 +21,14 @@ NAMES = ("fedavg", "adafedadam", "fednova")
 REFUSED = {"batch-norm": "use nn.GroupNorm", "batch-norm-without-statistics": "use nn.GroupNorm"}
 
 
-def simulation(specimen: Specimen, engine: str) -> Simulation:
+def simulation(specimen: Specimen, engine: Engine) -> Simulation:
     clients = specimen.clients()
     federation = Federation.from_clients(clients, train=0.7)
     runs = [Run(name, algorithms.build(name), 0) for name in NAMES]
     settings = Settings(
         rounds=2, solver=Solver(lr=0.05, batch_size=3), engine=engine, compile="off", device=DEVICE
     )
-    given = {"loss": specimen.loss or cross_entropy, "score": specimen.score or accuracy}
+    given: dict[str, Any] = {"loss": specimen.loss or cross_entropy, "score": specimen.score or accuracy}
     return Simulation(specimen.model, federation, runs, settings, **given)
 
 
@@ -68,6 +72,10 @@ def test_a_users_module_trains(name: str) -> None:
     assert stacked.state_dict(0).keys() == before.keys()
 
 
+def itself(model: nn.Module) -> nn.Module:
+    return model
+
+
 def test_a_users_module_is_never_changed() -> None:
     for name in ("counting-buffer", "running-mean", "dropout", "lstm", "weight-norm"):
         torch.manual_seed(0)
@@ -77,7 +85,7 @@ def test_a_users_module_is_never_changed() -> None:
         kinds = [type(module) for module in model.modules()]
         found = []
         for _ in range(2):
-            again = simulation(specimen._replace(model=lambda model=model: model), "auto")
+            again = simulation(specimen._replace(model=partial(itself, model)), "auto")
             again.run()
             found.append(again.x.clone())
         assert torch.equal(*found), name

@@ -93,7 +93,13 @@ def test_a_node_that_is_not_registered_is_refused(deployment: Deployment) -> Non
 
 def test_a_server_app_that_is_killed_goes_on_where_it_was(deployment: Deployment) -> None:
     out = deployment.folder / "killed"
-    said = {"algorithm": "adafedadam", "num_server_rounds": 3, "share": 1.0, "eval_every": 3, "out": str(out)}
+    said: dict[str, Any] = {
+        "algorithm": "adafedadam",
+        "num_server_rounds": 3,
+        "share": 1.0,
+        "eval_every": 3,
+        "out": str(out),
+    }
     deployment.run(**said)
     wait_for(lambda: list((out / "checkpoints").glob("*1.json")), SLOW, "the first round")
     time.sleep(random.uniform(0, 5))
@@ -174,7 +180,13 @@ def test_a_node_that_is_too_slow_misses_its_round_and_no_other(deployment: Deplo
 
 def test_a_superlink_that_is_killed_is_started_again_and_training_goes_on(deployment: Deployment) -> None:
     out = deployment.folder / "restarted"
-    said = {"algorithm": "adafedadam", "num_server_rounds": 3, "share": 1.0, "eval_every": 3, "out": str(out)}
+    said: dict[str, Any] = {
+        "algorithm": "adafedadam",
+        "num_server_rounds": 3,
+        "share": 1.0,
+        "eval_every": 3,
+        "out": str(out),
+    }
     online(deployment)  # with the node that came back
     deployment.run(**said)
     wait_for(lambda: list((out / "checkpoints").glob("*1.json")), SLOW, "the first round")

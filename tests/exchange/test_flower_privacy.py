@@ -38,7 +38,7 @@ def grid_of(task: Task) -> InProcessGrid:
 def test_epsilon_is_in_every_round_in_the_history_and_in_the_results(task: Task, tmp_path: Any) -> None:
     strategy = AlgorithmStrategy("adafedadam", task, privacy=Privacy(**OPTIONS), out=tmp_path / "run")
     result = strategy.start(grid_of(task), num_rounds=3, timeout=5)
-    told = [result.train_metrics_clientapp[number]["epsilon"] for number in (1, 2, 3)]
+    told: list[Any] = [result.train_metrics_clientapp[number]["epsilon"] for number in (1, 2, 3)]
     assert 0 < told[0] < told[1] < told[2]
     assert result.train_metrics_clientapp[3]["delta"] == 1e-2
     assert [line["epsilon"] for line in strategy.evaluations.history] == [0, *told]
@@ -56,11 +56,12 @@ def test_a_training_killed_before_its_evaluation_has_counted_the_round(
     own: dict[str, Any] = {"privacy": Privacy(**OPTIONS), "out": tmp_path / "run"}
     first = AlgorithmStrategy("fedavg", task, **own)
 
-    def killed(*_: Any) -> None:
+    def killed(*_: Any) -> list[Any]:
         if first.aggregator.round == 2:
             raise KeyboardInterrupt
+        return []
 
-    monkeypatch.setattr(first, "configure_evaluate", lambda *a: killed() or [])
+    monkeypatch.setattr(first, "configure_evaluate", killed)
     with pytest.raises(KeyboardInterrupt):
         first.start(grid_of(task), num_rounds=4, timeout=5)
     second = AlgorithmStrategy("fedavg", task, **own)
@@ -75,7 +76,7 @@ def test_a_training_killed_before_its_evaluation_has_counted_the_round(
 
 
 def test_who_takes_part_is_drawn_in_secret_and_accounted_for(task: Task) -> None:
-    drawn = []
+    drawn: list[Any] = []
     for _ in range(2):
         strategy = AlgorithmStrategy(
             "fedavg", task, privacy=Privacy(**OPTIONS), clients_per_round=2, eval_every=100

@@ -39,7 +39,9 @@ SUMMED = ["fedavg", "fedadam", "fednova", "qfedavg", "adafedadam:warmup=1", "fed
 
 
 @pytest.mark.parametrize("spec", SUMMED)
-def test_secure_sums_train_the_model_of_plain_sums(task: Task, spec: str, capsys) -> None:
+def test_secure_sums_train_the_model_of_plain_sums(
+    task: Task, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     secure = SecureStrategy(spec, task)
     secure.start(InProcessGrid(secure_client_app(task), 10), num_rounds=3, timeout=5)
     plain = AlgorithmStrategy(spec, task, bounds=UNBOUNDED, sends="sums")
@@ -74,7 +76,8 @@ def test_what_a_single_client_sends_is_masked(task: Task) -> None:
     vectors = []
     for reply in seen:
         for record in reply.content.config_records.values():
-            vectors += [bytes_to_ndarray(each) for each in record.get("masked_params", [])][-1:]
+            masked: Any = record.get("masked_params", [])
+            vectors += [bytes_to_ndarray(each) for each in masked][-1:]
         assert all(not array for array in reply.content.array_records.values())
         numbers = {k: v for record in reply.content.metric_records.values() for k, v in record.items()}
         assert set(numbers.values()) <= {0, 1}

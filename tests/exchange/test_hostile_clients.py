@@ -1,6 +1,7 @@
 """Replies made to break a round: each is named and refused, or bounded, and the others' round completes."""
 
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -133,15 +134,15 @@ def shares(aggregator: Aggregator, lie: dict[str, float], scale: float = 1.0) ->
     told = reply(99, scale, **lie)
     liar = told._replace(arrays={"w": np.zeros((2, 3), np.float32), "b": _b(scale)})
     aggregator.accept("liar", liar)
-    capped = aggregator.sum
-    terms = {term.client: term for term in capped.held}
-    if "liar" not in terms:  # certain to have no more than the cap
+    capped = deepcopy(aggregator.sum)
+    assert isinstance(capped, CappedSum)
+    sizes = {term.client: term.sizes for term in capped.held}
+    if "liar" not in sizes:  # certain to have no more than the cap
         return 0.0, 0.0
-    factors = dict(zip(terms, capped._factors(), strict=True))
-    mine = terms["liar"].sizes, factors["liar"]
-    weight = capped.added[0] + sum(terms[c].sizes[0] * f[0] for c, f in factors.items())
-    pull = capped.added[1] + sum(terms[c].sizes[1] * f[0] * f[1] for c, f in factors.items())
-    return mine[0][0] * mine[1][0] / weight, mine[0][1] * mine[1][0] * mine[1][1] / pull
+    done = capped.finish()
+    lighter, shorter = (done.factors[i].get("liar", 1.0) for i in (0, 1))
+    weight, pull = sizes["liar"][:2]
+    return weight * lighter / capped.added[0], pull * lighter * shorter / capped.added[1]
 
 
 def _b(value: float) -> np.ndarray:
@@ -162,7 +163,7 @@ def test_no_lie_buys_more_than_the_cap(spec: str, lie: str) -> None:
         return told._replace(numbers={k: v for k, v in told.numbers.items() if k in asked})
 
     accept = aggregator.accept
-    aggregator.accept = lambda client, told: accept(client, cut(told))  # type: ignore[method-assign]
+    aggregator.accept = lambda client, told: accept(client, cut(told))  # type: ignore[assignment, method-assign]
     for _ in range(3):
         weight, update = shares(aggregator, plain)
         assert weight <= 0.1 * (1 + 1e-12)
@@ -213,6 +214,7 @@ def test_a_client_is_held_to_its_first_first_loss() -> None:
         for k in range(HONEST):
             aggregator.accept(f"node {k}", reply(k))
         aggregator.accept("turncoat", reply(99, loss0=loss0))
+        assert isinstance(aggregator.sum, CappedSum)
         weights = {term.client: term.sums[0] for term in aggregator.sum.held}
         assert weights.get("turncoat", 50.0) == 50.0
         aggregator.finish()

@@ -176,7 +176,7 @@ def trained(job: FedJob, folder: Path) -> str:
 
 
 def job_of(folder: Path, **options: Any) -> FedJob:
-    given = {"sites": SITES, "num_rounds": 3, "bounds": UNBOUNDED, "out": str(folder / "out")}
+    given: dict[str, Any] = {"sites": SITES, "num_rounds": 3, "bounds": UNBOUNDED, "out": str(folder / "out")}
     return make_job(SPEC, "adafedadam", **given | options)
 
 

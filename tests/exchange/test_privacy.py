@@ -4,7 +4,6 @@ import itertools
 import math
 import random
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from benchmarks.privacy import private
 
 from exchanged import Exchange, task_of
 from fairwind import Federation, InputError, Settings, algorithms
@@ -27,6 +22,7 @@ from fairwind.exchange import Aggregator, Bounds, Privacy, Reply
 from fairwind.exchange.accounting import Accountant
 from fairwind.exchange.capping import Term
 from fairwind.exchange.privacy import PrivateSum, gaussian
+from privacy import private
 
 LAYOUT = Layout((("w",),), (torch.Size([8]),), ((1,),), torch.float32)
 OPTIONS: dict[str, Any] = {"clip": 0.5, "weight": 50.0, "noise": 1.0, "delta": 1e-3, "further": 3.0}
@@ -53,7 +49,8 @@ def reply(aggregator: Aggregator, scale: float = 1.0, seed: int = 0, **numbers: 
 
 def released(aggregator: Aggregator) -> torch.Tensor:
     """The sum of the round under way, in units of the public scales, and without noise."""
-    total, sums = aggregator.sum.total, aggregator.sum.sums
+    own: Any = aggregator.sum
+    total, sums = own.total, own.sums
     scales = ONLY_CLIPS.scales(len(sums))
     return torch.cat([total / scales[0], torch.tensor(sums, dtype=torch.float64) / torch.tensor(scales[1:])])
 
@@ -73,7 +70,8 @@ def test_whatever_a_client_reports_it_moves_the_sum_by_no_more_than_the_sensitiv
 ) -> None:
     limit = ONLY_CLIPS.limit(len(server(spec).sums._fields))
     found = []
-    for mine in (None, {"scale": -scale, **numbers}, {"scale": 1e6, "size": 1e9}):
+    lies: list[dict[str, Any] | None] = [None, {"scale": -scale, **numbers}, {"scale": 1e6, "size": 1e9}]
+    for mine in lies:
         each = server(spec)
         for k in range(3):
             assert not each.accept(str(k), reply(each, seed=k))
@@ -148,7 +146,8 @@ def test_what_a_client_adds_does_not_depend_on_other_clients(
         assert exchange.server.first_loss("8") is None
         exchange.server.accept("7", late)
         exchange.server.accept("3", exchange.reply(3))
-        found.append(exchange.server.sum)
+        world: Any = exchange.server.sum
+        found.append(world)
     assert torch.equal(found[0].total, found[1].total)
     assert found[0].sums == found[1].sums
 
@@ -167,7 +166,7 @@ def test_the_noise_has_the_standard_deviation_that_is_stated() -> None:
     assert abs(float(told.total.mean())) < 4 * in_total / math.sqrt(200_000)
     sums = np.array([own.noised(torch.zeros(1), (1e6, 1e6))[1] for _ in range(5_000)]) - 1e6
     assert sums.std(0) == pytest.approx(np.array(own.deviations(2)[1:]), rel=0.05)
-    assert abs(np.corrcoef(sums.T)[0, 1]) < 0.06
+    assert abs(np.array(np.corrcoef(sums.T))[0, 1]) < 0.06
 
 
 def test_the_noise_is_normal() -> None:

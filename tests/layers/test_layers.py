@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from fairwind.layers import CountedRandomness, key_names, prepare_compiler, stackable
 
-CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+CLOSE: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
 ROWS = 3
 Parameters = dict[str, Tensor]
 
@@ -310,11 +310,11 @@ def test_ties_hooks_and_subclasses_stay() -> None:
     class Own(nn.LSTM):
         pass
 
-    model = nn.Sequential(nn.Conv1d(3, 3, 1), nn.Conv1d(3, 3, 1), Own(3, 3))
+    model: Any = nn.Sequential(nn.Conv1d(3, 3, 1), nn.Conv1d(3, 3, 1), Own(3, 3))
     model[1].weight = model[0].weight
     seen = []
     model[0].register_forward_hook(lambda *_: seen.append(1))
-    ours = stackable(copy.deepcopy(model))
+    ours: Any = stackable(copy.deepcopy(model))
     assert ours[1].weight is ours[0].weight
     assert type(ours[2]) is Own
     ours[0](torch.zeros(1, 3, 2))
@@ -343,7 +343,7 @@ DROPOUTS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {  # layer, inputs
 def test_dropout(layer: nn.Module, shape: tuple[int, ...], dims: int) -> None:
     x = normal(*shape)
     model = stackable(nn.Sequential(copy.deepcopy(layer), copy.deepcopy(layer)))
-    first, second = model
+    first, second = model.children()
     assert key_names(model) == ["0.dropout_key", "1.dropout_key"]
     assert not model.state_dict()
     out = with_key(first, 5, x)
@@ -374,7 +374,7 @@ def test_dropout_of_everything_and_of_nothing() -> None:
         out = stackable(layer)(x)
         assert not out.any()
         assert not torch.autograd.grad((out + 0 * x).sum(), x)[0].any()
-    nothing = stackable(nn.Sequential(nn.Dropout(0.0), nn.LSTM(4, 4), nn.MultiheadAttention(4, 2)))
+    nothing: Any = stackable(nn.Sequential(nn.Dropout(0.0), nn.LSTM(4, 4), nn.MultiheadAttention(4, 2)))
     assert key_names(nothing) == []
     assert torch.equal(nothing[0](x), x)
 
@@ -547,7 +547,8 @@ def check_compiled(model: nn.Module, batch: Tensor, backend: str) -> None:
             return summed(functional_call(model, row | dict.fromkeys(names, key), (x,)))
 
     def gradients(rows: Parameters, x: Tensor, keys: Tensor) -> Parameters:
-        return grad(lambda rows: vmap(loss)(rows, x, keys).sum())(rows)
+        out: dict[str, Tensor] = grad(lambda rows: vmap(loss)(rows, x, keys).sum())(rows)
+        return out
 
     compiled = torch.compile(gradients, fullgraph=True, backend=backend)
     for n in (3, 5):
@@ -590,7 +591,10 @@ def test_a_compiled_lstm_has_the_backward_pass_written_here() -> None:
         return module
 
     def gradients(rows: Parameters, x: Tensor) -> Parameters:
-        return grad(lambda r: vmap(lambda r, x: functional_call(layer, r, (x,))[0].sum())(r, x).sum())(rows)
+        out: dict[str, Tensor] = grad(
+            lambda r: vmap(lambda r, x: functional_call(layer, r, (x,))[0].sum())(r, x).sum()
+        )(rows)
+        return out
 
     rows = {name: p.detach().expand(2, *p.shape).clone() for name, p in layer.named_parameters()}
     backend = aot_autograd(fw_compiler=count)

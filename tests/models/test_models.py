@@ -1,5 +1,7 @@
 """The models against PyTorch's own layers: the same weights give the same outputs and gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from fairwind.engine.modules import activations, forward_operations
 from fairwind.engine.solver import Solver
 from fairwind.layers import stackable
 
-CLOSE = {"rtol": 1e-9, "atol": 1e-10}
+CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
 
 
 def gradients(outputs: Tensor, module: nn.Module) -> list[Tensor]:
@@ -27,17 +29,17 @@ def pixels(n: int, *shape: int) -> Tensor:
 
 def test_vgg11_is_eight_convolutions_and_a_dense_layer() -> None:
     model = models.vgg11()
-    kinds = [type(layer).__name__ for layer in model if list(layer.parameters())]
+    kinds = [type(layer).__name__ for layer in model.children() if list(layer.parameters())]
     assert kinds == ["Conv2d"] * 8 + ["Linear"]
     assert model(pixels(3, 3, 32, 32)).shape == (3, 10)
-    assert sum(isinstance(layer, nn.MaxPool2d) for layer in model) == 5
+    assert sum(isinstance(layer, nn.MaxPool2d) for layer in model.children()) == 5
 
 
 @pytest.mark.parametrize("init", ["pytorch", "he"])
-def test_initial_weights_are_drawn_as_asked(init: str) -> None:
+def test_initial_weights_are_drawn_as_asked(init: Any) -> None:
     torch.manual_seed(0)
-    model = models.vgg11(init=init)
-    last = model[-1].requires_grad_(False)
+    *_, last = models.vgg11(init=init).requires_grad_(False).children()
+    assert isinstance(last, nn.Linear)
     if init == "he":
         assert not last.bias.any()
         assert abs(float(last.weight.std()) - (2 / 512) ** 0.5) < 0.01
@@ -65,7 +67,7 @@ class PlainText(nn.Module):
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_lstm_is_pytorchs(frozen: bool) -> None:
     vectors = torch.randn(30, 100, dtype=torch.float64)
-    ours = (models.lstm(vectors=vectors) if frozen else models.lstm(30)).double()
+    ours: Any = (models.lstm(vectors=vectors) if frozen else models.lstm(30)).double()
     theirs = PlainText(nn.Embedding(30, 100).double().requires_grad_(not frozen)).double()
     theirs.embedding.weight.data.copy_(ours.embedding.weight.data)
     theirs.dense.load_state_dict(ours.dense.state_dict())
@@ -80,7 +82,7 @@ def test_the_lstm_is_pytorchs(frozen: bool) -> None:
 
 
 def test_padding_is_not_read() -> None:
-    model = models.lstm(10).double()
+    model: Any = models.lstm(10).double()
     ids = torch.tensor([[3, 4, 0, 0]])
     short = model(ids[:, :2])
     torch.testing.assert_close(model(ids), short)
@@ -116,7 +118,9 @@ def test_the_mlp_is_pytorchs() -> None:
         ((7,), "auto", (7,)),
     ],
 )
-def test_pixels_come_with_their_channels_in_front(shape: tuple, channels: str, becomes: tuple) -> None:
+def test_pixels_come_with_their_channels_in_front(
+    shape: tuple[Any, ...], channels: Any, becomes: tuple[Any, ...]
+) -> None:
     x = pixels(5, *shape)
     found = models.Pixels(channels=channels)(x)
     assert found.shape == (5, *becomes)
@@ -131,7 +135,7 @@ def test_pixels_refuse_images_whose_channels_may_be_anywhere() -> None:
         with pytest.raises(InputError, match=rf"{found}; say where they are, with Pixels\(channels='first'"):
             models.Pixels()(pixels(5, *shape))
     with pytest.raises(InputError, match="channels='front' is not one of auto, first, last, or None"):
-        models.Pixels(channels="front")
+        models.Pixels(channels="front")  # type: ignore[arg-type]
 
 
 SMALL = {
@@ -161,12 +165,17 @@ SMALL = {
 def test_stacked_clients_train_as_if_alone(name: str) -> None:
     """Every model, on bytes or token ids: the stacked engine gives the plain loop's weights."""
     build, draw, classes = SMALL[name]
-    clients = [(draw(n), torch.arange(n) % classes) for n in (3, 9, 5)]
+    clients = [(draw(n), torch.arange(n) % classes) for n in (3, 9, 5)]  # type: ignore[no-untyped-call]
     federation = Federation.from_clients(clients, classes=classes)
-    runs = {"mean": algorithms.fedavg(), "fair": algorithms.adafedadam()}
-    given = {"rounds": 2, "solver": Solver(lr=0.05, batch_size=4), "device": DEVICE, "compile": "off"}
+    runs: dict[str, Any] = {"mean": algorithms.fedavg(), "fair": algorithms.adafedadam()}
+    given: dict[str, Any] = {
+        "rounds": 2,
+        "solver": Solver(lr=0.05, batch_size=4),
+        "device": DEVICE,
+        "compile": "off",
+    }
     results = {
-        engine: compare(Task(lambda: build().double(), federation), runs, engine=engine, **given)
+        engine: compare(Task(lambda: build().double(), federation), runs, engine=engine, **given)  # type: ignore[no-untyped-call]
         for engine in ("stacked", "loop")
     }
     for a, b in zip(results["stacked"], results["loop"], strict=True):
@@ -175,7 +184,7 @@ def test_stacked_clients_train_as_if_alone(name: str) -> None:
 
 def test_frozen_vectors_are_shared_and_stay() -> None:
     vectors = torch.randn(1000, 100)
-    model = models.lstm(vectors=vectors)
+    model: Any = models.lstm(vectors=vectors)
     assert model.embedding.weight.data_ptr() == vectors.data_ptr()
     layout = Layout.of(model)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -174,7 +174,9 @@ def test_the_intervals_of_several_draws_hold_their_level() -> None:
     for draws, comparisons in ((3, 1), (5, 4)):
         held = 0
         for _ in range(2000):
-            found = [over_draws(draw.normal(1.0, 2.0, draws), comparisons) for _ in range(comparisons)]
+            found = [
+                over_draws(draw.normal(1.0, 2.0, draws).tolist(), comparisons) for _ in range(comparisons)
+            ]
             held += all(interval.low <= 1.0 <= interval.high for interval in found)
         assert 0.94 <= held / 2000 <= 0.97
 

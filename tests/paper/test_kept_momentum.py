@@ -4,21 +4,20 @@ import json
 import sys
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from benchmarks import kept_momentum
-from benchmarks.kept_momentum import REPORTED, STARTS, KeptMomentum
-
+import kept_momentum
 from conftest import CLASSES, FEATURES, make_federation
 from fairwind import Federation, Settings, Solver, Task, algorithms, setups
 from fairwind.engine.checks import build
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
+from kept_momentum import REPORTED, STARTS, KeptMomentum
+from samples import as_tensor
 
 SEEDS = 0, 1
 ROUNDS = 3
@@ -38,14 +37,14 @@ def copies() -> Federation:
     tested = make_federation([7] * 5)
     clients = []
     for k, n in enumerate([3, 17, 9, 1, 8]):  # part of a batch, several and a part, one, two whole ones
-        x, y = (each[7 * k : 7 * (k + 1)] for each in (tested.inputs, tested.targets))
+        x, y = (each[7 * k : 7 * (k + 1)] for each in (as_tensor(tested.inputs), as_tensor(tested.targets)))
         clients.append({"train": (x[:1].repeat(n, 1), y[:1].repeat(n)), "test": (x[1:], y[1:])})
     return Federation.from_clients(clients, classes=CLASSES)
 
 
 def assert_as_in_the_package(task: Task, solver: Solver) -> None:
     """Weights and metrics of a start from zero, over some rounds of the paper's algorithms and two seeds."""
-    built = {name: algorithms.build(name) for name in algorithms.PAPER}
+    built: dict[str, Any] = {name: algorithms.build(name) for name in algorithms.PAPER}
     own = KeptMomentum(task, solver, [(algorithm, "zero") for algorithm in built.values()], SEEDS)
     runs = [Run(name, algorithm, seed) for name, algorithm in built.items() for seed in SEEDS]
     settings = Settings(solver=solver, rounds=ROUNDS, eval_every=1, compile="off", device="cpu", workers=1)
@@ -88,10 +87,12 @@ def fedavg_of_kept_optimizers(task: Task, solver: Solver, orders: list[tuple[Ten
     for order in orders:
         for client, optimizer, samples in zip(clients, optimizers, order, strict=True):
             client.load_state_dict(model.state_dict())
-            for batch in samples.split(solver.batch_size):
+            for batch in samples.split(solver.batch_size):  # type: ignore[no-untyped-call]
                 optimizer.zero_grad()
                 outputs = client(task.federation.inputs[batch])
-                nn.functional.cross_entropy(outputs, task.federation.targets[batch]).backward()
+                torch.autograd.backward(
+                    nn.functional.cross_entropy(outputs, as_tensor(task.federation.targets)[batch])
+                )
                 optimizer.step()
         sizes = torch.tensor([len(samples) for samples in order], dtype=torch.float64)
         trained = [client.state_dict() for client in clients]
@@ -99,6 +100,7 @@ def fedavg_of_kept_optimizers(task: Task, solver: Solver, orders: list[tuple[Ten
         model.load_state_dict(
             {n: sum(s * own[n] for s, own in zip(shares, trained, strict=True)) for n in trained[0]}
         )
+    assert isinstance(model, nn.Linear)
     return torch.cat([model.weight.T, model.bias[None]]).detach()
 
 
@@ -106,11 +108,11 @@ def fedavg_of_kept_optimizers(task: Task, solver: Solver, orders: list[tuple[Ten
 def test_kept_momentum_is_that_of_pytorchs_optimizers_kept_by_clients(
     ragged: Federation, solver: Solver
 ) -> None:
-    task, fedavg = Task(linear, ragged), algorithms.build("fedavg")
+    task, fedavg = Task(linear, ragged), algorithms.fedavg()
     own = KeptMomentum(task, solver, [(fedavg, start) for start in STARTS], [0])
     orders = []
     for _ in range(ROUNDS):
-        orders.append(own._shuffled()[0].split(own.train.tolist()))
+        orders.append(own.shuffled()[0].split(own.train.tolist()))  # type: ignore[no-untyped-call]
         own.step()
     zero, kept = own.x[0].unbind(1)
     torch.testing.assert_close(kept, fedavg_of_kept_optimizers(task, solver, orders), rtol=1e-9, atol=1e-10)
@@ -120,15 +122,15 @@ def test_kept_momentum_is_that_of_pytorchs_optimizers_kept_by_clients(
 def test_every_client_goes_through_its_own_training_samples_in_another_order_each_round(
     ragged: Federation,
 ) -> None:
-    runs = [(algorithms.build("fedavg"), "zero")]
+    runs = [(algorithms.fedavg(), "zero")]
     own = KeptMomentum(Task(linear, ragged), MOMENTUM["nesterov"], runs, SEEDS)
-    first = own._shuffled()
+    first = own.shuffled()
     own.step()
-    for order in (*first, *own._shuffled()):
+    for order in (*first, *own.shuffled()):
         for samples, begin, size in zip(order.split(own.train.tolist()), own.start, own.train, strict=True):
             assert samples.sort().values.tolist() == list(range(begin, begin + size))
     assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first, own._shuffled())
+    assert not torch.equal(first, own.shuffled())
 
 
 def test_the_benchmark_records_a_row_for_each_algorithm_solver_and_start(

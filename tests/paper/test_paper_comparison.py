@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ TABLES = published()["tables"]
 ACCURACY = [{"name": "accuracy", "kind": "accuracy"}]
 
 
-def summary(rows: dict[str, dict[str, list[float]]]) -> list[dict]:
+def summary(rows: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
     """A summary that says what a table of the paper does."""
     return [
         {"algorithm": name} | {key: {"mean": mean, "std": std} for key, (mean, std) in row.items()}
@@ -225,7 +226,8 @@ def test_measures_under_weights_are_the_metrics() -> None:
     draw = np.random.default_rng(6)
     score = np.round(draw.uniform(0, 100, (1, 11)), -1)  # with ties
     size = draw.integers(2, 9, 11).astype(float)
-    for sign, kind in ((1, "accuracy"), (-1, "lower")):
+    kinds: tuple[tuple[int, Any], ...] = ((1, "accuracy"), (-1, "lower"))
+    for sign, kind in kinds:
         found = jackknife(score, score, size, sign)
         expected = fairness(score[0], score[0], size, kind)
         for key in KEYS:
@@ -243,7 +245,8 @@ def record(labels: list[str], averages: dict[str, list[float]]) -> Record:
     ]
     results = {"scores": ACCURACY, "runs": runs, "summary": [{"algorithm": label} for label in labels]}
     accuracy = np.array([[averages[label][-1]] * 2 for label in labels], np.float32)
-    return Record(results, history, accuracy, np.ones(2), np.ones(2), ["0", "1"])
+    sizes = np.ones(2, np.int64)
+    return Record(results, history, accuracy, sizes, sizes, ["0", "1"])
 
 
 def test_rounds_to_a_target_have_a_spread_over_seeds() -> None:
@@ -271,10 +274,10 @@ def test_rounds_to_a_target_have_a_spread_over_seeds() -> None:
 
 def test_what_a_target_costs_stands_beside_its_rounds() -> None:
     given = record(["fedavg", "adafedadam"], {"fedavg": [10, 35, 45], "adafedadam": [10, 62, 61]})
-    for run, gradients in zip(given.results["runs"], (100.0, 200.0), strict=True):
+    for run, count in zip(given.results["runs"], (100.0, 200.0), strict=True):
         run |= {
             "rounds": 20,
-            "cost": {"sample_gradients": 20 * gradients, "bytes_up": 4e6, "bytes_down": 6e6},
+            "cost": {"sample_gradients": 20 * count, "bytes_up": 4e6, "bytes_down": 6e6},
         }
     rounds, gradients, sent = target_tables(given)
     assert rounds[1] == [["FedAvg", "10", "20", "–", "–"], ["AdaFedAdam", "10", "10", "10", "10"]]
@@ -295,7 +298,7 @@ def test_adafedadams_default_is_what_others_are_compared_with() -> None:
     }
 
 
-def point(name: str, error: float, rsd: float, kind: str = "AdaFedAdam") -> dict:
+def point(name: str, error: float, rsd: float, kind: str = "AdaFedAdam") -> dict[str, Any]:
     return {"name": name, "kind": kind, "error": error, "rsd": rsd}
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import write_run
 
 from browsers import launched
 from fairwind.report import write_report
+from made_up import write_run
 
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 Page = Any

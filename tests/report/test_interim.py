@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def stopped_after(out: Path, evaluations: int) -> Path:
 
 def test_while_it_runs_the_page_says_so_and_the_run_is_not_disturbed(tmp_path: Path) -> None:
     compare(tmp_path / "alone")
-    said = []
+    said: list[str] = []
 
     def look(lines: Any) -> None:
         record, path = write_interim(tmp_path / "watched")
@@ -123,14 +124,18 @@ def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     ],
     ids=["no text", "a number", "nested", "no round", "another number"],
 )
-def test_a_damaged_history_of_an_unfinished_run_is_one_line(act, message: str, tmp_path: Path) -> None:
+def test_a_damaged_history_of_an_unfinished_run_is_one_line(
+    act: Callable[[bytes], bytes], message: str, tmp_path: Path
+) -> None:
     out = stopped_after(tmp_path / "run", 2)
     (out / HISTORY).write_bytes(act((out / HISTORY).read_bytes()))
     assert f"{out / HISTORY} is {message}" in refused("report", out)
 
 
 @pytest.mark.parametrize("act", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["deleted", "emptied"])
-def test_a_lost_history_of_an_unfinished_run_is_the_checkpoints(act, tmp_path: Path) -> None:
+def test_a_lost_history_of_an_unfinished_run_is_the_checkpoints(
+    act: Callable[[Path], object], tmp_path: Path
+) -> None:
     out = stopped_after(tmp_path / "run", 2)
     before = read_interim(out)
     act(out / HISTORY)
@@ -184,7 +189,8 @@ def test_a_live_page_follows_the_run_and_stops_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "PATIENCE", 60.0)
-    out, said = tmp_path / "run", []
+    out = tmp_path / "run"
+    said: list[str] = []
     thread: list[threading.Thread] = []
     states, pages = [], []
 
@@ -221,7 +227,8 @@ def test_a_browser_that_goes_away_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(live, "PATIENCE", 0.0)
-    out, said = stopped_after(tmp_path / "run", 2), []
+    out = stopped_after(tmp_path / "run", 2)
+    said: list[str] = []
     with lock(out):
         thread = threading.Thread(target=follow, args=(out, said.append, 0.05))
         thread.start()

@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import hashlib
 import json
 import re
 from io import StringIO
@@ -17,7 +16,6 @@ from safetensors.numpy import load_file, save_file
 
 from fairwind.data.federation import Federation
 from fairwind.intervals import paired_differences
-from fairwind.metrics import fairness, finite
 from fairwind.report import charts, clients, spread, summary_table, write_report
 from fairwind.report.finding import best_shown, finding
 from fairwind.report.page import figures, page
@@ -25,78 +23,12 @@ from fairwind.report.paired import paired
 from fairwind.report.record import read_record
 from fairwind.report.table import MEASURES, display_name, measures
 from fairwind.report.theme import PALETTE, styles, theme
-from fairwind.runs.files import sealed, write_json
-from fairwind.runs.results import commonest_answer, summary_of
+from fairwind.runs.results import commonest_answer
+from made_up import save_results, write_run
 from reader import Reader
 
 KEYS = [measure.key for measure in MEASURES]
 HOSTILE = "</script><script>alert('x')</script>\"&[bold]"
-
-
-def write_run(
-    directory: Path,
-    algorithms: list[str],
-    *,
-    seeds: int = 3,
-    clients: int = 12,
-    level: dict[str, float] | None = None,
-    noise: float = 1.0,
-) -> dict[str, Any]:
-    """A run directory of made-up numbers; `level` is the accuracy an algorithm ends near, 80 unless told."""
-    rng = np.random.default_rng(7)
-    directory.mkdir(exist_ok=True)
-    hard, size = rng.normal(0, 10, clients), np.arange(clients)  # the first has no test samples
-    runs, history, accuracy, curves = [], [], [], []
-    for algorithm in algorithms:
-        end = (level or {}).get(algorithm, 80.0)
-        for seed in range(seeds):
-            for t in range(0, 41, 10):
-                scores = np.clip(end * t / 40 + hard + rng.normal(0, noise, clients), 0, 100)
-                curves.append(scores)
-                final = finite(fairness(scores, scores / 10, size))
-                certainty = 1.5 if algorithm.startswith("adafedadam") and t else None
-                history.append(
-                    {"algorithm": algorithm, "seed": seed, "round": t, **final, "certainty": certainty}
-                )
-            run = {"algorithm": algorithm, "seed": seed, "rounds": 40, "left_out": 0, "stalled_rounds": 0}
-            runs.append(run | {"final": final})
-            accuracy.append(scores)
-    summary = summary_of(runs)
-    results = {
-        "setup": "synthetic",
-        "task": "synthetic",
-        "command": "",
-        "scores": [{"name": "accuracy", "kind": "accuracy"}],
-        "data": None,
-        "config": {"algorithms": algorithms, "solver": {"name": "sgd", "lr": 0.01}, "probe_samples": None},
-        "environment": {"fairwind": "0.1.0", "commit": "abc1234", "cpu": "<i>cpu</i>"},
-        "federation": {
-            "name": "Synthetic", "clients": clients, "classes": None,
-            "train_samples": 700, "test_samples": 180,
-            "smallest": 4, "median": 16, "largest": 80,
-        },
-        "runs": runs,
-        "summary": summary,
-        "timing": {"seconds": 75.0, "rounds_per_second": 0.5, "client_steps_per_second": None},
-    }  # fmt: skip
-    matrix = np.array(accuracy, dtype=np.float32)
-    matrix[:, 0] = np.nan  # a client without test samples
-    each = np.array(curves, dtype=np.float32).reshape(len(runs), 5, clients)
-    each[..., 0] = np.nan
-    arrays = {"score": matrix, "loss": matrix / 10, "train_size": size * 10 + 10, "test_size": size}
-    arrays["curves"] = np.ascontiguousarray(each.transpose(1, 0, 2))
-    names = json.dumps([str(k) for k in range(clients)])
-    metadata = {"rounds": "[0, 10, 20, 30, 40]", "names": names}
-    save_file(arrays, directory / "clients.safetensors", metadata=metadata)
-    (directory / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history))
-    save_results(directory, results)
-    return results
-
-
-def save_results(directory: Path, results: dict[str, Any]) -> None:
-    names = "history.jsonl", "clients.safetensors"
-    files = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in names}
-    write_json(directory / "results.json", sealed({**results, "files": files}))
 
 
 def html_of(directory: Path) -> str:
@@ -355,7 +287,12 @@ def test_values_that_are_not_there_break_nothing(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text("\n".join(lines))
     nothing = np.full((6, 12), np.nan, dtype=np.float32)
     sizes = np.zeros(12, dtype=np.int64)
-    arrays = {"score": nothing, "loss": nothing, "train_size": sizes, "test_size": sizes}
+    arrays: dict[str, np.ndarray] = {
+        "score": nothing,
+        "loss": nothing,
+        "train_size": sizes,
+        "test_size": sizes,
+    }
     save_file(arrays, tmp_path / "clients.safetensors", metadata={"names": json.dumps(list("abcdefghijkl"))})
     save_results(tmp_path, results)
     write_report(tmp_path)

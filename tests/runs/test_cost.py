@@ -1,6 +1,7 @@
 """What a round costs is what the engine does in it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,9 @@ SIZES = torch.tensor([3, 10, 25])
 P = 7
 
 
-def cost(spec: str, sizes: Tensor = SIZES, **settings: object) -> Cost:
-    solver = fw.Solver(batch_size=10, **settings.pop("solver", {}))  # type: ignore[arg-type]
-    return round_cost(algorithms.build(spec), sizes, Settings(solver=solver, **settings), P)  # type: ignore[arg-type]
+def cost(spec: str, sizes: Tensor = SIZES, **settings: Any) -> Cost:
+    solver = fw.Solver(batch_size=10, **settings.pop("solver", {}))
+    return round_cost(algorithms.build(spec), sizes, Settings(solver=solver, **settings), P)
 
 
 def test_a_probe_of_gradients_costs_an_epoch_and_one_of_losses_none() -> None:

@@ -23,6 +23,7 @@ TASK = "synthetic:clients=8,features=5,classes=3"
 ALGORITHMS = "fedavg", "adafedadam"
 ROUNDS, EVAL_EVERY = 4, 2
 DOORS = "command", "python"
+MOMENTS: tuple[Moment, ...] = ("before", "half", "after")
 
 
 class Undisturbed:
@@ -64,7 +65,7 @@ class Undisturbed:
 
 
 @pytest.fixture(scope="module", params=DOORS)
-def undisturbed(request, tmp_path_factory) -> Undisturbed:
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return Undisturbed(tmp_path_factory.mktemp(request.param), request.param)
 
 
@@ -91,7 +92,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(undisturbed: Undistur
     for _ in range(25):
         what = []
         for _ in range(4):
-            at, moment = draw.randrange(60), draw.choice(["before", "half", "after"])
+            at, moment = draw.randrange(60), draw.choice(MOMENTS)
             what.append(f"{moment} {at}")
             ended = undisturbed.run(killed(undisturbed.go_on(path), path, at, moment))
             assert ended.code in (0, -9), f"killed {what}: {ended}"

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,14 +30,22 @@ from forked import bits, strays
 SMALL = "synthetic:clients=6,features=5,classes=3"
 ALGORITHMS = ["fedavg", "adafedadam"]
 
+Refused = Callable[..., str]  # runs a command that must fail; what it says
 
-def compare(out: Path, **options) -> fairwind.Comparison:
-    given = {"rounds": 4, "eval_every": 2, "compile": "off", "checkpoint_every": 0, "progress": False}
+
+def compare(out: Path, **options: Any) -> fairwind.Comparison:
+    given: dict[str, Any] = {
+        "rounds": 4,
+        "eval_every": 2,
+        "compile": "off",
+        "checkpoint_every": 0,
+        "progress": False,
+    }
     return fairwind.compare(fairwind.setup(SMALL), ALGORITHMS, out=out, **given | options)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("directory") / "run"
     compare(path)
     return path
@@ -43,11 +53,11 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def copy(finished: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(finished, tmp_path / "run")
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.fixture
-def refused(monkeypatch, capsys):
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
     """What a command says that must fail: one line of error, exit code 2."""
 
     def run(*words: object) -> str:
@@ -64,7 +74,9 @@ def refused(monkeypatch, capsys):
     return run
 
 
-def test_comparisons_begun_at_the_same_moment_never_share_a_directory(tmp_path: Path, monkeypatch) -> None:
+def test_comparisons_begun_at_the_same_moment_never_share_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     together = threading.Barrier(16)
 
@@ -80,7 +92,7 @@ def test_of_two_with_the_same_out_one_wins_and_the_other_says_why(tmp_path: Path
     out = tmp_path / "run"
     words = "compare", SMALL, "--rounds", "100000", "--algorithms", "fedavg", "--compile", "off", "--out", out
     command = [sys.executable, "-m", "fairwind", *map(str, words)]
-    pipe = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": ENV}
+    pipe: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": ENV}
     both = [subprocess.Popen(command, **pipe) for _ in range(2)]
     until = time.monotonic() + 60
     while all(process.poll() is None for process in both) and time.monotonic() < until:
@@ -110,7 +122,7 @@ def test_who_is_refused_leaves_the_directory_to_its_holder(tmp_path: Path) -> No
 def test_a_directory_moved_while_training_is_not_made_anew(tmp_path: Path, finished: Path) -> None:
     out, moved = tmp_path / "run", tmp_path / "moved"
 
-    def move(lines: list[dict]) -> None:
+    def move(lines: list[dict[str, Any]]) -> None:
         if lines[0]["round"] == 2:
             out.rename(moved)
 
@@ -162,7 +174,7 @@ def test_half_written_files_are_swept_and_nothing_else(copy: Path) -> None:
     ],
 )
 def test_a_full_disk_is_named_and_what_is_safe(
-    file: str, safe: str, tmp_path: Path, finished: Path, monkeypatch, refused
+    file: str, safe: str, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     out, write = tmp_path / "run", os.fsync
 
@@ -181,7 +193,9 @@ def test_a_full_disk_is_named_and_what_is_safe(
     assert bits(out) == bits(finished)
 
 
-def test_a_full_disk_is_one_line_of_a_command(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_full_disk_is_one_line_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
 
     def full(descriptor: int) -> None:
@@ -234,7 +248,7 @@ def test_a_report_that_nobody_reads_is_written(copy: Path) -> None:
     assert len(list((copy / "figures").iterdir())) == 12
 
 
-def test_seconds_that_are_no_number_are_one_line(refused, tmp_path: Path) -> None:
+def test_seconds_that_are_no_number_are_one_line(refused: Refused, tmp_path: Path) -> None:
     words = "--checkpoint-every", "nan"
     assert "checkpoint_every=nan is out of range" in refused(
         "compare", SMALL, *words, "--out", tmp_path / "run"
@@ -242,7 +256,7 @@ def test_seconds_that_are_no_number_are_one_line(refused, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
-def test_a_recipe_that_is_a_list_is_one_line(copy: Path, refused) -> None:
+def test_a_recipe_that_is_a_list_is_one_line(copy: Path, refused: Refused) -> None:
     (copy / "recipe.json").write_text("[]")
     shutil.rmtree(copy / "checkpoints")
     assert "recipe.json is damaged (not a JSON object)" in refused("resume", copy)
@@ -260,7 +274,7 @@ def test_a_lost_recipe_is_made_again_from_a_checkpoint(text: str | None, copy: P
     assert bits(copy) == bits(finished)
 
 
-def test_a_changed_number_in_a_recipe_is_noticed(copy: Path, refused) -> None:
+def test_a_changed_number_in_a_recipe_is_noticed(copy: Path, refused: Refused) -> None:
     recipe = copy / "recipe.json"
     recipe.write_text(recipe.read_text().replace('"lr": 0.01', '"lr": 0.02'))
     shutil.rmtree(copy / "checkpoints")
@@ -288,7 +302,7 @@ def test_a_page_from_python_shows_no_damaged_file(copy: Path) -> None:
         found.report()
 
 
-def test_results_without_content_are_damaged(copy: Path, refused) -> None:
+def test_results_without_content_are_damaged(copy: Path, refused: Refused) -> None:
     (copy / "results.json").write_text("{}")
     assert f"{copy / 'results.json'} is damaged: 'fairwind resume {copy}'" in refused("report", copy)
 
@@ -320,11 +334,11 @@ def test_an_error_that_names_no_file_says_what_is_safe(
 
 @pytest.mark.parametrize("act", [lambda file: file.write_bytes(b""), Path.unlink, lambda file: cut(file)])
 def test_a_history_that_is_spoilt_while_training_is_whole_in_the_end(
-    act, tmp_path: Path, finished: Path
+    act: Callable[[Path], object], tmp_path: Path, finished: Path
 ) -> None:
     out = tmp_path / "run"
 
-    def spoil(lines: list[dict]) -> None:
+    def spoil(lines: list[dict[str, Any]]) -> None:
         if lines[0]["round"] == 2:
             act(out / HISTORY)
 
@@ -337,13 +351,13 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-7])
 
 
-def stop(lines: list[dict]) -> None:
+def stop(lines: list[dict[str, Any]]) -> None:
     if lines[0]["round"] == 2:
         raise KeyboardInterrupt
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a compiler")
-def test_a_compiled_run_is_not_resumed_uncompiled(tmp_path: Path, monkeypatch) -> None:
+def test_a_compiled_run_is_not_resumed_uncompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compiler it goes on only with compiled code that is in the cache."""
     monkeypatch.setenv("FAIRWIND_COMMIT", "without git")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -369,7 +383,7 @@ def test_a_compiled_run_is_not_resumed_uncompiled(tmp_path: Path, monkeypatch) -
 def test_a_directory_made_by_someone_else_meanwhile_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "run"
 
-    def make_again(lines: list[dict]) -> None:
+    def make_again(lines: list[dict[str, Any]]) -> None:
         if lines[0]["round"] == 2:
             shutil.rmtree(out)
             out.mkdir()

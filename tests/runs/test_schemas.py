@@ -199,7 +199,11 @@ def test_the_tensors_are_the_described_ones(run: Path) -> None:
         shapes = {key: tuple(file.get_tensor(key).shape) for key in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
     runs, clients, rounds = 6, 4, 3
-    expected = {"score": (runs, clients), "score.f1": (runs, clients), "loss": (runs, clients)}
+    expected: dict[str, tuple[int, ...]] = {
+        "score": (runs, clients),
+        "score.f1": (runs, clients),
+        "loss": (runs, clients),
+    }
     expected |= {"curves": (rounds, runs, clients), "train_size": (clients,), "test_size": (clients,)}
     assert shapes == expected
     assert set(metadata) == {"names", "rounds", "groups"}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fairwind as fw
+from samples import as_dict, as_tensor
 
 SIZES = 40, 25, 60
 LENGTH, CLASSES = 6, 4
@@ -223,7 +224,7 @@ FOLLOWS = {
 @pytest.mark.parametrize("name", FOLLOWS)
 def test_the_score_follows_from_the_loss(name: str) -> None:
     loss, outputs, targets = FOLLOWS[name]
-    assert list(scored(outputs(), targets(), loss=loss).scores) == [name]
+    assert list(scored(outputs(), targets(), loss=loss).scores) == [name]  # type: ignore[no-untyped-call]
 
 
 def soft_targets() -> list[Tensor]:
@@ -366,8 +367,8 @@ def test_a_language_model_computes_its_own_loss() -> None:
     """Hugging Face's causal models shift labels by one: the score is the perplexity of their own loss."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    size = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11, "n_positions": 7}
-    model = GPT2LMHeadModel(GPT2Config(**size, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    size: dict[str, Any] = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11, "n_positions": 7}
+    model = GPT2LMHeadModel(GPT2Config(**size, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))  # type: ignore[no-untyped-call]
     clients = []
     for n in (9, 6):
         ids = torch.randint(11, (n, 7))
@@ -378,12 +379,14 @@ def test_a_language_model_computes_its_own_loss() -> None:
     result = fw.simulate(task, "qfedavg", progress=False)
     assert list(result.scores) == ["perplexity"]
     model.load_state_dict(result.state_dict)
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     for k in range(2):
         begin = int(federation.start[k] + federation.train[k])
         test = slice(begin, begin + int(federation.test[k]))
         with torch.no_grad():
-            loss = float(model(**{name: each[test] for name, each in federation.inputs.items()}).loss)
+            loss = float(
+                model(**{name: each[test] for name, each in as_dict(federation.inputs).items()}).loss
+            )
         assert float(result.loss[k]) == pytest.approx(loss, rel=1e-5)
         assert float(result.score[k]) == pytest.approx(math.exp(loss), rel=1e-5)
     with pytest.raises(fw.InputError, match=r"'accuracy' does not fit.*shifted by one.*'perplexity'"):
@@ -438,8 +441,8 @@ def test_the_readmes_example_prints_what_a_hand_written_check_prints(name: str) 
             begin = int(task.federation.start[k] + task.federation.train[k])
             test = slice(begin, begin + int(task.federation.test[k]))
             with torch.no_grad():
-                outputs = model(task.federation.inputs[test]).squeeze(1)
-            targets = task.federation.targets[test]
+                outputs = model(as_tensor(task.federation.inputs)[test]).squeeze(1)
+            targets = as_tensor(task.federation.targets)[test]
             right = 100 * ((outputs > 0) == (targets > 0.5)).double().mean()
             expected.append(
                 float(right if name == "one logit" else (outputs - targets).square().mean().sqrt())

@@ -74,7 +74,7 @@ def test_regression_scores_are_their_definitions() -> None:
         found = judged(score, outputs, targets)
         for value, (o, t) in zip(found, clients(outputs[:, 0], targets), strict=True):
             if len(t) > 1:
-                assert value == pytest.approx(formula(o, t))
+                assert value == pytest.approx(formula(o, t))  # type: ignore[no-untyped-call]
         assert math.isnan(found[1])
     assert math.isnan(judged(scores.r2, outputs, targets)[3])  # one target has no variance
 

@@ -16,6 +16,7 @@ from forked import Drawings, Ended, Moment, command, fork, killed, operations, s
 from sweeps import FILES, STUDY, numbers, words
 
 pytestmark = pytest.mark.crash
+MOMENTS: tuple[Moment, ...] = ("before", "half", "after")
 
 
 class Undisturbed:
@@ -84,7 +85,7 @@ def test_a_sweep_killed_again_and_again_ends_with_the_same_bits(
     for _ in range(25):
         path, what = begun(tmp_path / "study"), []
         for _ in range(4):
-            at, moment = draw.randrange(60), draw.choice(["before", "half", "after"])
+            at, moment = draw.randrange(60), draw.choice(MOMENTS)
             what.append(f"{moment} {at}")
             ended = undisturbed.run(killed(undisturbed.sweep(path), path, at, moment))
             assert ended.code in (0, -9), f"killed {what}: {ended}"

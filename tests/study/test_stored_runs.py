@@ -6,7 +6,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +70,9 @@ def emptied(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [changed_number, flipped, cut, emptied, Path.unlink])
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_run_is_named_and_trained_again(name: str, damage, copy: Path, swept: Path) -> None:
+def test_a_damaged_run_is_named_and_trained_again(
+    name: str, damage: Callable[[Path], object], copy: Path, swept: Path
+) -> None:
     (run,) = (copy / "runs").iterdir()
     damage(run / name)
     _, (passed,) = read_runs(copy)
@@ -131,7 +135,7 @@ def test_two_sweeps_at_once_both_succeed(tmp_path: Path) -> None:
     text = STUDY.replace("rounds = 2", "rounds = [20, 21]")
     (tmp_path / "fair.toml").write_text(text)
     command = [sys.executable, "-m", "fairwind", *map(str, words(tmp_path))]
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENV}
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENV}
     both = [subprocess.Popen(command, **pipe) for _ in range(2)]
     ended = [process.communicate(timeout=200) for process in both]
     assert [process.returncode for process in both] == [0, 0], ended
@@ -143,7 +147,7 @@ def test_two_sweeps_at_once_both_succeed(tmp_path: Path) -> None:
 def test_a_run_that_another_process_trains_is_waited_for(tmp_path: Path) -> None:
     """The other one holds the only run, has not finished it, and is killed."""
     (tmp_path / "fair.toml").write_text(STUDY)
-    pipe = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": ENV}
+    pipe: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": ENV}
     assert sweep(tmp_path).returncode == 0
     (run,) = (tmp_path / "runs").iterdir()
     (run / RESULTS).unlink()

@@ -5,7 +5,9 @@ import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tyro
 
@@ -37,7 +39,7 @@ from fairwind.study import (
 
 SMALL = "synthetic:clients=4"
 PANEL = Panel("small", SMALL, ("fedavg", "adafedadam"), (0, 1), {"rounds": 4, "eval_every": 2})
-OPTIONS = {"device": "cpu", "compile": "off"}
+OPTIONS: dict[str, Any] = {"device": "cpu", "compile": "off"}
 
 
 class Stops(Plain):
@@ -62,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def key(setup: str, algorithm: str, **changes: object) -> RunKey:
+def key(setup: str, algorithm: str, **changes: Any) -> RunKey:
     return RunKey.of(setup, algorithm, 0, asdict(settings_of(setup, **changes)))
 
 
@@ -182,7 +184,7 @@ def test_damaged_results_are_passed_over_and_named(trained: Path, tmp_path: Path
         {"clients_per_round": 10, "probe_samples": 5, "eval_every": 3, "rounds": 12, "precision": "bf16"},
     ],
 )
-def test_the_recorded_command_is_the_recipe(changes: dict) -> None:
+def test_the_recorded_command_is_the_recipe(changes: dict[str, Any]) -> None:
     settings = settings_of("synthetic", **changes)
     recipe = Recipe("synthetic:classes=5", ("fedavg:lr=0.1", "adafedadam"), (0, 3), settings)
     words = recipe.command().split()
@@ -432,7 +434,7 @@ def test_further_models_of_a_run_are_not_taken_for_other_runs(tmp_path: Path) ->
     ]
     for one, other in zip(found[:2], found[2:], strict=True):  # Ditto's global model is FedAvg's
         assert one.row["final"] == other.row["final"]
-        assert (one.accuracy == other.accuracy).all()
+        np.testing.assert_array_equal(one.accuracy, other.accuracy)
 
 
 def test_the_plane_of_a_sweep_has_the_points_that_none_beats_on_its_front(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ def told(compared: fw.Comparison, metric: str = "worst30") -> Rounds:
 def read_tensorboard(folder: Path, metric: str) -> tuple[Rounds, dict[str, str], Path]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found, settings = {}, ""
+    found: Rounds = {}
+    settings = ""
     for run in sorted({file.parent for file in folder.glob("run/*/*/events*")}):
         events = EventAccumulator(str(run))
         events.Reload()
@@ -63,7 +64,7 @@ def read_mlflow(folder: Path, metric: str) -> tuple[Rounds, dict[str, str], Path
     (experiment,) = (e for e in client.search_experiments() if e.name == "run")
     runs = client.search_runs([experiment.experiment_id])
     (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    found = {}
+    found: Rounds = {}
     for run in runs:
         if run is not parent:
             assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
@@ -79,7 +80,9 @@ def read_mlflow(folder: Path, metric: str) -> tuple[Rounds, dict[str, str], Path
 def read_wandb(folder: Path, metric: str) -> tuple[Rounds, dict[str, str], Path]:
     from wandb.proto.wandb_internal_pb2 import Record
 
-    found, settings, page = {}, {}, Path()
+    found: Rounds = {}
+    settings: dict[str, str] = {}
+    page = Path()
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         records = [Record.FromString(data) for data in leveldb_log(file)]
         (run,) = (r.run for r in records if r.HasField("run"))
@@ -188,7 +191,9 @@ def test_tensorboard_reads_a_later_process_last_whatever_its_number(tmp_path: Pa
 def test_the_command_line_tracks_and_resumes_with_the_same_trackers(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ["--rounds", "4", "--eval-every", "2", "--compile", "off", "--algorithms", "fedavg"]
-    done = fairwind("compare", SMALL, *options, "--out", out, "--track", f"tensorboard:{tmp_path / 'shown'}")
+    done = fairwind(
+        "compare", SMALL, *options, "--out", str(out), "--track", f"tensorboard:{tmp_path / 'shown'}"
+    )
     assert done.returncode == 0, done.stderr
     found, settings, page = read_tensorboard(tmp_path / "shown", "avg")
     assert {run: list(rounds) for run, rounds in found.items()} == {
@@ -212,7 +217,9 @@ class Own:
     """A tracker as a user may write one, which breaks down at a round."""
 
     def __init__(self, fails: int | None = None):
-        self.fails, self.found, self.end = fails, {}, None  # type: ignore[var-annotated]
+        self.fails = fails
+        self.found: dict[tuple[str, int], dict[str, float]] = {}
+        self.end: tuple[bool, Path | None] | None = None
 
     def start(self, tracked: Tracked) -> None:
         self.tracked = tracked
@@ -307,7 +314,7 @@ main()
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_kill_beside_the_first_write_of_the_recipe_loses_no_tracker(moment: str, tmp_path: Path) -> None:
     out, words = tmp_path / "run", ["--rounds", "2", "--seeds", "0", "--algorithms", "fedavg"]
-    words = ["compare", SMALL, *words, "--out", out, "--track", f"tensorboard:{tmp_path / 'tracked'}"]
+    words = ["compare", SMALL, *words, "--out", str(out), "--track", f"tensorboard:{tmp_path / 'tracked'}"]
     kill = 'if str(target).endswith("recipe.json"): os._exit(9)'
     script = KILLED_WRITING.format(**{"before": "", "after": "", moment: kill})
     command = [sys.executable, "-c", script, *map(str, words)]

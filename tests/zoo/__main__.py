@@ -23,15 +23,17 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 def logits(outputs: Any) -> Tensor:
     outputs = getattr(outputs, "logits", outputs)
-    return outputs[0] if isinstance(outputs, tuple) else outputs
+    out: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+    return out
 
 
-def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+def cross_entropy(outputs: Any, targets: Any) -> Tensor:
     return F.cross_entropy(logits(outputs), targets, reduction="none")
 
 
-def accuracy(outputs: Any, targets: Tensor) -> Tensor:
-    return (logits(outputs).argmax(1) == targets).float()
+def accuracy(outputs: Any, targets: Any) -> Tensor:
+    right: Tensor = logits(outputs).argmax(1) == targets
+    return right.float()
 
 
 def check(specimen: Specimen) -> tuple[int, float, bool]:
@@ -46,7 +48,7 @@ def check(specimen: Specimen) -> tuple[int, float, bool]:
         start = perf_counter()
         optimizer.zero_grad()
         losses = (specimen.loss or cross_entropy)(call(model, inputs), targets)
-        losses.mean().backward()
+        torch.autograd.backward(losses.mean())
         optimizer.step()
         milliseconds = 1000 * (perf_counter() - start)
         model.eval()

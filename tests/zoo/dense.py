@@ -23,12 +23,14 @@ class Hidden(nn.Module):
         self.head = nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.hidden(x).relu())
+        out: Tensor = self.head(self.hidden(x).relu())
+        return out
 
 
 class FunctionalDropout(Hidden):
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.dropout(self.hidden(x).relu(), 0.3, self.training))
+        out: Tensor = self.head(F.dropout(self.hidden(x).relu(), 0.3, self.training))
+        return out
 
 
 class SwiGLU(nn.Module):
@@ -39,7 +41,8 @@ class SwiGLU(nn.Module):
         self.head = nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.silu(self.gate(x)) * self.value(x))
+        out: Tensor = self.head(F.silu(self.gate(x)) * self.value(x))
+        return out
 
 
 class Bilinear(nn.Module):
@@ -48,7 +51,8 @@ class Bilinear(nn.Module):
         self.pairs = nn.Bilinear(FEATURES, FEATURES, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.pairs(x, x)
+        out: Tensor = self.pairs(x, x)
+        return out
 
 
 class Experts(nn.Module):
@@ -61,7 +65,8 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = torch.stack([expert(x) for expert in self.experts], -1)  # (B, C, experts)
-        return (outputs * self.gate(x).softmax(-1).unsqueeze(1)).sum(-1)
+        out: Tensor = (outputs * self.gate(x).softmax(-1).unsqueeze(1)).sum(-1)
+        return out
 
 
 class Residual(nn.Module):
@@ -75,14 +80,16 @@ class Residual(nn.Module):
         x = self.stem(x)
         for block in self.blocks.values():
             x = x + F.gelu(block(x))
-        return self.head(x)
+        out: Tensor = self.head(x)
+        return out
 
 
 class Fourier(Hidden):
     """Mixes features by a Fourier transform, as FNet does words."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.fft.fft(self.hidden(x)).real.tanh())
+        out: Tensor = self.head(torch.fft.fft(self.hidden(x)).real.tanh())
+        return out
 
 
 class Prototypes(nn.Module):
@@ -141,7 +148,8 @@ class Shared(nn.Module):
         self.head = nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(self.first(self.stem(x)).tanh()).tanh())
+        out: Tensor = self.head(self.second(self.first(self.stem(x)).tanh()).tanh())
+        return out
 
 
 class TiedAutoencoder(nn.Module):
@@ -153,7 +161,8 @@ class TiedAutoencoder(nn.Module):
         self.head = nn.Linear(FEATURES, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.linear(self.encoder(x).tanh(), self.encoder.weight.T))
+        out: Tensor = self.head(F.linear(self.encoder(x).tanh(), self.encoder.weight.T))
+        return out
 
 
 class UnusedParameter(Hidden):
@@ -172,7 +181,8 @@ class LowRank(nn.Module):
         self.B = nn.Parameter(torch.zeros(outputs, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.frozen(x) + x @ self.A.T @ self.B.T
+        out: Tensor = self.frozen(x) + x @ self.A.T @ self.B.T
+        return out
 
 
 def lora() -> nn.Module:

@@ -22,7 +22,7 @@ from zoo.specimen import (
     words,
 )
 
-BERT = {
+BERT: dict[str, Any] = {
     "vocab_size": WORDS,
     "hidden_size": 8,
     "num_hidden_layers": 2,
@@ -31,7 +31,7 @@ BERT = {
     "max_position_embeddings": LENGTH + 2,
     "num_labels": CLASSES,
 }
-GPT2 = {
+GPT2: dict[str, Any] = {
     "vocab_size": WORDS,
     "n_embd": 8,
     "n_layer": 2,
@@ -41,13 +41,13 @@ GPT2 = {
     "eos_token_id": 0,
     "num_labels": CLASSES,
 }
-LLAMA = BERT | {"num_key_value_heads": 1, "bos_token_id": 0, "eos_token_id": 0}
+LLAMA: dict[str, Any] = BERT | {"num_key_value_heads": 1, "bos_token_id": 0, "eos_token_id": 0}
 
 
 def bert() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    return BertForSequenceClassification(BertConfig(**BERT))
+    return BertForSequenceClassification(BertConfig(**BERT))  # type: ignore[no-untyped-call]
 
 
 def bert_lora() -> nn.Module:
@@ -60,13 +60,13 @@ def bert_lora() -> nn.Module:
 def roberta() -> nn.Module:
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
-    return RobertaForSequenceClassification(RobertaConfig(**BERT, pad_token_id=0))
+    return RobertaForSequenceClassification(RobertaConfig(**BERT, pad_token_id=0))  # type: ignore[no-untyped-call]
 
 
 def distilbert() -> nn.Module:
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    config = DistilBertConfig(
+    config = DistilBertConfig(  # type: ignore[call-arg]
         vocab_size=WORDS,
         dim=8,
         n_layers=1,
@@ -81,13 +81,13 @@ def distilbert() -> nn.Module:
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(**GPT2))
+    return GPT2LMHeadModel(GPT2Config(**GPT2))  # type: ignore[no-untyped-call]
 
 
 def gpt2_classifier() -> nn.Module:
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
-    return GPT2ForSequenceClassification(GPT2Config(**GPT2, pad_token_id=0))
+    return GPT2ForSequenceClassification(GPT2Config(**GPT2, pad_token_id=0))  # type: ignore[no-untyped-call]
 
 
 def gpt2_lora() -> nn.Module:
@@ -100,13 +100,13 @@ def gpt2_lora() -> nn.Module:
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**LLAMA))
+    return LlamaForCausalLM(LlamaConfig(**LLAMA))  # type: ignore[no-untyped-call]
 
 
 def vit() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
+    config = ViTConfig(  # type: ignore[call-arg]
         image_size=8,
         patch_size=4,
         num_channels=1,

@@ -73,7 +73,8 @@ class Branching(nn.Module):
         self.negative = nn.Linear(FEATURES, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.positive(x) if x.sum() > 0 else self.negative(x)
+        out: Tensor = self.positive(x) if x.sum() > 0 else self.negative(x)
+        return out
 
 
 class Routed(nn.Module):
@@ -107,7 +108,8 @@ class Noisy(Hidden):
         h = self.hidden(x)
         if self.training:
             h = h + 0.1 * torch.empty_like(h).normal_()
-        return self.head(h.relu())
+        out: Tensor = self.head(h.relu())
+        return out
 
 
 class AlwaysNoisy(Hidden):
@@ -131,7 +133,8 @@ class Remembering(Hidden):
 
     def forward(self, x: Tensor) -> Tensor:
         self.last = self.hidden(x)
-        return self.head(self.last.relu())
+        out: Tensor = self.head(self.last.relu())
+        return out
 
 
 class Sign(torch.autograd.Function):
@@ -148,21 +151,24 @@ class Sign(torch.autograd.Function):
 
 class Binarised(Hidden):
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(Sign.apply(self.hidden(x)))
+        out: Tensor = self.head(Sign.apply(self.hidden(x)))  # type: ignore[no-untyped-call]
+        return out
 
 
 class Checkpointed(Hidden):
     """Computes its hidden layer again in the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(checkpoint(self.hidden, x, use_reentrant=False).relu())
+        out: Tensor = self.head(checkpoint(self.hidden, x, use_reentrant=False).relu())
+        return out
 
 
 class ReentrantlyCheckpointed(Hidden):
     """The same with PyTorch's older way, whose backward pass needs `backward`, not `grad`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.head, self.hidden(x).relu(), use_reentrant=True)
+        out: Tensor = checkpoint(self.head, self.hidden(x).relu(), use_reentrant=True)
+        return out
 
 
 class ItemScaled(Hidden):

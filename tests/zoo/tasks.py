@@ -58,7 +58,8 @@ class Scalar(nn.Module):
         self.layers = mlp(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).squeeze(-1)
+        out: Tensor = self.layers(x).squeeze(-1)
+        return out
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -93,7 +94,8 @@ class Ordinal(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         thresholds = torch.cat([self.first, self.first + F.softplus(self.steps).cumsum(0)])
-        return self.layers(x) - thresholds
+        out: Tensor = self.layers(x) - thresholds
+        return out
 
 
 def above(targets: Tensor) -> Tensor:
@@ -170,7 +172,8 @@ class Recommender(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        return (self.users(user) * self.items(item)).sum(-1) + self.bias
+        out: Tensor = (self.users(user) * self.items(item)).sum(-1) + self.bias
+        return out
 
 
 def ratings(n: int, g: Generator) -> Client:
@@ -187,7 +190,8 @@ class GraphConvolution(nn.Module):
 
     def forward(self, nodes: Tensor, adjacency: Tensor) -> Tensor:
         mixing = adjacency / adjacency.sum(-1, keepdim=True)
-        return self.head((mixing @ self.first(nodes)).relu().mean(1))
+        out: Tensor = self.head((mixing @ self.first(nodes)).relu().mean(1))
+        return out
 
 
 def graphs(n: int, g: Generator) -> Client:
@@ -204,7 +208,8 @@ class Speech(nn.Module):
         self.layer = nn.Conv1d(FEATURES, 1 + CLASSES, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).mT.log_softmax(-1)
+        out: Tensor = self.layer(x).mT.log_softmax(-1)
+        return out
 
 
 def spoken(n: int, g: Generator) -> Client:

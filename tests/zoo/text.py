@@ -1,6 +1,8 @@
 """Models of texts: recurrent layers, attention, embeddings."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ WIDTH = 8
 class Recurrent(nn.Module):
     """Classifies the mean state."""
 
-    def __init__(self, kind: type[nn.RNNBase], **options: bool | float | str) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.layers = kind(WIDTH, 5, batch_first=True, **options)
@@ -36,18 +38,20 @@ class Recurrent(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         states, _ = self.layers(self.embedding(ids))
-        return self.head(states.mean(1))
+        out: Tensor = self.head(states.mean(1))
+        return out
 
 
 class PackedLSTM(Recurrent):
     """Classifies the state after the last word that is not padding."""
 
-    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
         packed = pack_padded_sequence(
             self.embedding(ids), lengths.cpu(), batch_first=True, enforce_sorted=False
         )
         _, (last, _) = self.layers(packed)
-        return self.head(last[-1])
+        out: Tensor = self.head(last[-1])
+        return out
 
 
 class Cells(nn.Module):
@@ -60,10 +64,11 @@ class Cells(nn.Module):
         self.head = nn.Linear(5, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        state = None
+        state: Any = None
         for word in self.embedding(ids).unbind(1):
             state = self.cell(word, state)
-        return self.head(state[0])
+        out: Tensor = self.head(state[0])
+        return out
 
 
 class NextWord(nn.Module):
@@ -77,7 +82,8 @@ class NextWord(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.layers(self.embedding(ids))[0])
+        out: Tensor = self.head(self.layers(self.embedding(ids))[0])
+        return out
 
 
 class MeanEmbedding(nn.Module):
@@ -89,7 +95,8 @@ class MeanEmbedding(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embedding(ids).sum(1) / (ids != 0).sum(1, keepdim=True))
+        out: Tensor = self.head(self.embedding(ids).sum(1) / (ids != 0).sum(1, keepdim=True))
+        return out
 
 
 class Bag(nn.Module):
@@ -99,7 +106,8 @@ class Bag(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embedding(ids))
+        out: Tensor = self.head(self.embedding(ids))
+        return out
 
 
 class SparseEmbedding(nn.Module):
@@ -111,7 +119,8 @@ class SparseEmbedding(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embedding(ids).mean(1))
+        out: Tensor = self.head(self.embedding(ids).mean(1))
+        return out
 
 
 class TextCNN(nn.Module):
@@ -125,7 +134,8 @@ class TextCNN(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids).transpose(1, 2)
-        return self.head(torch.cat([conv(x).relu().amax(2) for conv in self.convs], 1))
+        out: Tensor = self.head(torch.cat([conv(x).relu().amax(2) for conv in self.convs], 1))
+        return out
 
 
 class Attention(nn.Module):
@@ -137,10 +147,11 @@ class Attention(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
-        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+        out: Tensor = self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+        return out
 
 
-def encoder_layer(**options: bool | float) -> nn.TransformerEncoderLayer:
+def encoder_layer(**options: Any) -> nn.TransformerEncoderLayer:
     return nn.TransformerEncoderLayer(WIDTH, 2, dim_feedforward=12, batch_first=True, **options)
 
 
@@ -152,7 +163,8 @@ class EncoderLayer(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.layer(self.embedding(ids)).mean(1))
+        out: Tensor = self.head(self.layer(self.embedding(ids)).mean(1))
+        return out
 
 
 class Encoder(nn.Module):
@@ -168,7 +180,8 @@ class Encoder(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         states = self.layers(self.embedding(ids) + self.positions, src_key_padding_mask=~mask)
         states = states * mask.unsqueeze(-1)
-        return self.head(states.sum(1) / mask.sum(1, keepdim=True))
+        out: Tensor = self.head(states.sum(1) / mask.sum(1, keepdim=True))
+        return out
 
 
 class Translator(nn.Module):
@@ -185,7 +198,8 @@ class Translator(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
         states = self.layers(self.embedding(source), self.embedding(target), tgt_mask=causal)
-        return self.head(states)
+        out: Tensor = self.head(states)
+        return out
 
 
 def packed(n: int, g: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:

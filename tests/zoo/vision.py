@@ -96,7 +96,8 @@ class FrozenBatchNorm(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        out: Tensor = self.layers(x)
+        return out
 
 
 class SqueezeExcitation(nn.Module):
@@ -111,7 +112,8 @@ class SqueezeExcitation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = F.hardswish(self.depth(self.point(x)))
         scale = F.hardsigmoid(self.excite(self.squeeze(h.mean((2, 3))).relu()))
-        return self.head((h * scale[:, :, None, None]).mean((2, 3)))
+        out: Tensor = self.head((h * scale[:, :, None, None]).mean((2, 3)))
+        return out
 
 
 class UNet(nn.Module):
@@ -126,7 +128,8 @@ class UNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.middle(self.down(x).relu()).relu()
         h = F.interpolate(h, scale_factor=2, mode="bilinear", align_corners=False)
-        return self.head(torch.cat([x, h], 1)).movedim(1, -1)
+        out: Tensor = self.head(torch.cat([x, h], 1)).movedim(1, -1)
+        return out
 
 
 class Autoencoder(nn.Module):
@@ -136,7 +139,8 @@ class Autoencoder(nn.Module):
         self.decoder = nn.ConvTranspose2d(4, 1, 3, stride=2, padding=1, output_padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(self.encoder(x).relu())
+        out: Tensor = self.decoder(self.encoder(x).relu())
+        return out
 
 
 class Bytes(nn.Module):
@@ -147,7 +151,8 @@ class Bytes(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x.float() / 255)
+        out: Tensor = self.layers(x.float() / 255)
+        return out
 
 
 @dataclass
@@ -176,7 +181,8 @@ class WithTable(nn.Module):
         self.head = nn.Linear(4 + 2, CLASSES)
 
     def forward(self, image: Tensor, table: Tensor) -> Tensor:
-        return self.head(torch.cat([self.conv(image).relu().mean((2, 3)), table], 1))
+        out: Tensor = self.head(torch.cat([self.conv(image).relu().mean((2, 3)), table], 1))
+        return out
 
 
 class Siamese(nn.Module):
@@ -188,7 +194,8 @@ class Siamese(nn.Module):
         self.head = nn.Linear(5, 2)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        return self.head((self.encoder(left) - self.encoder(right)).abs())
+        out: Tensor = self.head((self.encoder(left) - self.encoder(right)).abs())
+        return out
 
 
 def convolution(name: str, model: Callable[[], nn.Module], channels: int = 1) -> Specimen:

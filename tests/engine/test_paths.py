@@ -1,0 +1,244 @@
+"""Whichever path a comparison takes, it gives the numbers of the plain loop, for every type of algorithm.
+
+The plain loop trains one client after another, uncompiled, in one thread.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
+from fairwind.contract import TYPES
+from fairwind.engine.backends.compiling import compiler_found
+from fairwind.engine.simulation import Simulation
+from own_algorithms import built
+from replay import Replayer
+from simulations import SOLVERS, dropout_model, simulation
+
+# ---- what is computed ----
+
+# Of each type; `scaled` uses the batch's loss in its steps, `mime` a second gradient
+ALGORITHMS = (
+    *("fedavg", "adafedadam", "fedprox", "scaled", "scaffold", "mimelite", "mime", "ditto"),
+    *("worst_first", "afl", "by_angle", "fedmgda"),
+)
+SEEING = ("worst_first", "afl", "by_angle", "fedmgda")  # servers that decide on the host
+
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64))
+WORK: dict[str, dict[str, Any]] = {
+    "epoch": {"solver": SOLVERS["sgd"]},
+    "drawn epochs of some": {"solver": SOLVERS["uneven"], "participation": 0.7},
+    "steps, weighted": {"solver": SOLVERS["steps"], "loss": WEIGHTED},
+    "nesterov, few probed": {"solver": SOLVERS["nesterov"], "probe_samples": 6},
+    "decay, dropout": {"solver": SOLVERS["decay"], "model": dropout_model},
+}
+REPEATED = tuple(name for name in WORK if name != "drawn epochs of some")  # every round is alike
+PLAIN = tuple(name for name, work in WORK.items() if work["solver"].plain)
+ROUNDS = 4  # of which the second is recorded, and later ones replayed
+
+
+# ---- the paths ----
+
+
+class Path(NamedTuple):
+    """How a path is taken, and by what it shows that it was."""
+
+    settings: dict[str, Any]
+    plan: dict[str, Any]  # parts of the execution plan
+    constants: Mapping[str, object] = MappingProxyType({})  # by which even a small model takes it
+    shown: Callable[[Simulation], bool] = lambda made: True  # where the plan does not say it
+    model: Callable[[], nn.Module] = make_model
+    work: tuple[str, ...] = tuple(WORK)  # for which it is taken
+    never: tuple[str, ...] = ()  # algorithms that do not take it
+
+
+def linear_model() -> nn.Module:
+    return nn.Linear(FEATURES, CLASSES).double()
+
+
+def in_chunks(made: Simulation) -> bool:
+    executor: Any = made.executor
+    kinds = ("training", "corrected", "personal")
+    return any(len(executor.cutter.cut(kind, executor.cutter.rows(kind))) > 2 for kind in kinds)
+
+
+def replayed(graphs: str) -> Callable[[Simulation], bool]:
+    return lambda made: getattr(made.executor, graphs).replays > 0
+
+
+STACKED = "fairwind.engine.stacked"
+FACTORED: dict[str, Any] = {f"{STACKED}.model.LARGE": 1, "fairwind.layers.factored.LARGE": 1}
+# Samples are sorted by PyTorch, too, as on a GPU
+RECORDED: dict[str, Any] = {f"{STACKED}.executor.Graphs": Replayer, "fairwind.data.counter.BY_NUMPY": ()}
+CHUNKS, HOST, LOOP, ON = {"memory": 4e-5}, {"data_on": "host"}, {"engine": "loop"}, {"compile": "on"}
+TWO = {"workers": 2}
+LONG_STEPS: dict[str, Any] = {"fairwind.engine.plain.HEAVY": 0}
+
+EAGER = {
+    "stacked": Path({}, {"executor": "stacked", "steps": "eager", "gradients": "dense", "data": "device"}),
+    "chunks": Path(CHUNKS, {"executor": "stacked"}, shown=in_chunks),
+    "workers": Path(TWO | CHUNKS, {"executor": "stacked", "workers": 2}, shown=in_chunks),
+    "factors": Path({}, {"executor": "stacked", "gradients": "factored"}, FACTORED, work=PLAIN),
+    "factors in chunks": Path(CHUNKS, {"gradients": "factored"}, FACTORED, in_chunks, work=PLAIN),
+    "host": Path(HOST, {"executor": "stacked", "data": "host"}),
+    "host and workers": Path(HOST | TWO | CHUNKS, {"data": "host", "workers": 2}, shown=in_chunks),
+    "recorded rounds": Path(
+        {"memory": 1e-4},
+        {"graphs": "rounds"},
+        RECORDED,
+        replayed("round_graphs"),
+        work=REPEATED,
+        never=SEEING,
+    ),
+    "recorded steps": Path({}, {}, RECORDED | {f"{STACKED}.executor.LONG": 0}, replayed("step_graphs")),
+    "loop": Path(LOOP, {"executor": "loop"}, {"fairwind.engine.loop.executor.TOGETHER": 3}),
+    "loop and host": Path(LOOP | HOST, {"executor": "loop", "data": "host"}),
+    "loop and workers": Path(LOOP | TWO, {"executor": "loop", "workers": 2}, LONG_STEPS),
+    "loop and factors": Path(
+        LOOP, {"executor": "loop", "gradients": "factored"}, FACTORED, work=PLAIN, never=("mime", "mimelite")
+    ),
+    "hand-written": Path(
+        ON | TWO,
+        {"steps": "hand-written"},
+        model=linear_model,
+        work=("epoch", "drawn epochs of some"),
+        never=("scaled", "mime"),
+    ),
+}
+AHEAD_OF_TIME = {
+    # In chunks of one and of two rows, too, as compiled code likes least
+    "compiled": Path(
+        ON | TWO | {"memory": 1e-6}, {"steps": "compiled", "gradients": "dense"}, shown=in_chunks
+    ),
+    "compiled factors": Path(ON, {"steps": "compiled", "gradients": "factored"}, FACTORED, work=PLAIN),
+    "compiled and host": Path(ON | HOST | CHUNKS, {"steps": "compiled", "data": "host"}),
+}
+PATHS = EAGER | AHEAD_OF_TIME
+CPU_ONLY = ("workers", "factors", "host and workers", "loop and workers", "loop and factors", "hand-written")
+
+Numbers = dict[tuple[str, int], dict[str, Tensor]]  # by label and seed
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest) -> Path:
+    name = request.param
+    if DEVICE != "cpu" and any(part in name for part in (*CPU_ONLY, "recorded")):
+        pytest.skip("is for a CPU")
+    if PATHS[name].settings.get("compile") == "on" and not compiler_found(torch.device(DEVICE)):
+        pytest.skip("needs a compiler")
+    return PATHS[name]
+
+
+# ---- the battery ----
+
+
+def numbers(made: Simulation) -> Numbers:
+    """All that a path may not change: models and servers' states in every round, memories, test results."""
+    found: Numbers = {(run.label, run.seed): {} for run in made.runs}
+    for t in range(ROUNDS):
+        made.step()
+        for r, run in enumerate(made.runs):
+            mine = found[run.label, run.seed]
+            mine[f"x after round {t + 1}"] = made.x[r].clone()
+            for name, value in made.states[r]._asdict().items():
+                mine[f"{name} after round {t + 1}"] = value.clone()
+    for r, run in enumerate(made.runs):
+        mine = found[run.label, run.seed]
+        mine |= {"loss0": made.loss0[r], "left out": made.left_out[r], "lowest": made.lowest[r]}
+        if r in made.memories.values:
+            mine["memory"] = made.memories.values[r]
+    for i, view in enumerate(made.views):
+        mine = found[made.runs[view.run].label, view.seed]
+        mine |= {f"losses of {view.label}": made.loss[i], f"scores of {view.label}": made.score[i]}
+    return found
+
+
+@cache
+def plain_loop(work: str, model: Callable[[], nn.Module]) -> Numbers:
+    options = {"model": model} | WORK[work]
+    return numbers(simulation(FEDERATION, ALGORITHMS, SEEDS, engine="loop", workers=1, **options))
+
+
+FEDERATION = make_federation([1, 2, 3, 17, 45, 8, 1, 26])  # single samples, partial batches, full ones
+SEEDS = [0, 1]
+
+
+def assert_gives_the_loops_numbers(
+    path: Path,
+    work: str,
+    names: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+    seeds: Sequence[int] = SEEDS,
+) -> None:
+    expected = plain_loop(work, path.model)
+    for constant, value in path.constants.items():
+        monkeypatch.setattr(constant, value)
+    made = simulation(FEDERATION, names, [*seeds], **{"model": path.model} | WORK[work] | path.settings)
+    for part, taken in path.plan.items():
+        assert getattr(made.plan, part).value == taken, made.plan
+    found = numbers(made)
+    assert path.shown(made)
+    for run in found:
+        for what, value in found[run].items():
+            same = torch.allclose(value, expected[run][what], rtol=1e-9, atol=1e-10, equal_nan=True)
+            assert same, f"{what} of {run}: {value}, and in the plain loop {expected[run][what]}"
+
+
+def test_every_type_of_algorithm_is_there() -> None:
+    assert {type(built(name)) for name in ALGORITHMS} == set(TYPES)
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        pytest.param(key, name, marks=slow if key in AHEAD_OF_TIME else ())
+        for key, path in PATHS.items()
+        for name in ALGORITHMS
+        if name not in path.never
+    ],
+    indirect=["path"],
+)
+def test_it_gives_the_numbers_of_the_plain_loop(
+    path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_gives_the_loops_numbers(path, "epoch", (name,), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("path", "work"),
+    [
+        pytest.param(key, work, marks=slow if key in AHEAD_OF_TIME else ())
+        for key, path in PATHS.items()
+        for work in path.work
+        if work != "epoch"
+    ],
+    indirect=["path"],
+)
+def test_it_does_so_for_all_together_whatever_the_work(
+    path: Path, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = tuple(name for name in ALGORITHMS if name not in path.never)
+    assert_gives_the_loops_numbers(path, work, names, monkeypatch, seeds=[0])
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("compiled", ("scaled", "scaffold", "adafedadam")),
+        ("compiled factors", ("fedavg", "scaled", "scaffold")),
+    ],
+    indirect=["path"],
+)
+def test_compiled_steps_give_them_too(
+    path: Path, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few kinds of steps, as compiling takes long; all of them are among the slow tests."""
+    assert_gives_the_loops_numbers(path, "epoch", names, monkeypatch)
