@@ -3,9 +3,8 @@
 import dataclasses
 import itertools
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from fairwind import algorithms
 from fairwind.engine.settings import Settings, names_of
@@ -46,7 +45,7 @@ def read_study(file: Path) -> Study:
     return Study(file.stem, title, question, panels, tuple(charts))
 
 
-def _panels(file: str, grid: dict[str, Any]) -> Iterator[Panel]:
+def _panels(file: str, grid: Mapping[str, object]) -> Iterator[Panel]:
     """A grid's panels: one for each setup and each combination of the settings that are lists."""
     varied = {name: value for name, value in grid.items() if name not in ("setups", "algorithms", "seeds")}
     names = [f.name for kind in (Settings, Solver) for f in dataclasses.fields(kind)]
@@ -73,7 +72,7 @@ def _panels(file: str, grid: dict[str, Any]) -> Iterator[Panel]:
             yield panel
 
 
-def _texts(file: str, grid: dict[str, Any], name: str, default: Iterable[str]) -> list[str]:
+def _texts(file: str, grid: Mapping[str, object], name: str, default: Iterable[str]) -> list[str]:
     value = grid.get(name, list(default))
     if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
         raise InputError(f"{name} in a grid of {file} must be a list of names, such as ['synthetic']")
