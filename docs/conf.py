@@ -53,7 +53,6 @@ default_role = "literal"  # of docstrings, where `x` is code
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 autodoc_inherit_docstrings = False
 python_maximum_signature_line_length = 80
 

@@ -4,7 +4,7 @@ import math
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -56,7 +56,7 @@ class Compare:
     """Seeds of initial weights, batch order and participation; every algorithm runs under each."""
     alpha: float | None = None
     """AdaFedAdam's fairness: 0 weighs clients by size alone, larger is fairer (its default is 1)."""
-    settings: dict[str, Any] = field(
+    settings: dict[str, object] = field(
         default_factory=dict, metadata=options_of("numbers", "rounding", "machine", "history")
     )
     out: Path | None = None

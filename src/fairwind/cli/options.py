@@ -62,9 +62,9 @@ def options_of(*effects: Effect) -> dict[str, tuple[str, ...]]:
     return {"settings": names_of(*effects)}
 
 
-def _settings(record: type, names: Iterable[str]) -> dict[str, Any]:
+def _settings(record: type, names: Iterable[str]) -> dict[str, object]:
     """Options for the fields of `Settings`, or of its solver."""
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     texts, types = _texts(record), get_type_hints(record)
     for name in names:
         default = record.__dataclass_fields__[name].default  # type: ignore[attr-defined]

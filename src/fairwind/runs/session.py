@@ -46,30 +46,22 @@ class Session:
     """What is trained; None is what the directory says, task and all."""
     load: Callable[[], Task] | None = None
     """The recipe's task, loaded once the directory is locked."""
-    own: Mapping[str, AnyAlgorithm] = field(default_factory=dict)
-    """Algorithms that no spec names, by label."""
-    path: Path | None = None
-    """The directory; None keeps nothing."""
+    own: Mapping[str, AnyAlgorithm] = field(default_factory=dict)  #: Those that no spec names, by label.
+    path: Path | None = None  #: The directory; None keeps nothing.
     find: Callable[[Path], RunDirectory | None] = begun_or_new
     """What was begun in the directory; refuses it if nothing may have been, or something must."""
-    where: Where = WHERE
-    """The files of the data, and the cache."""
+    where: Where = WHERE  #: The files of the data, and the cache.
     models: bool = True
     """Whether trained models are kept, and a last checkpoint, from which damaged results are made again."""
-    wait: bool = False
-    """Whether another process that trains in the directory is waited for."""
-    every: float = 30
-    """Seconds between checkpoints."""
-    again: str = ""
-    """How a user goes on, if training is stopped."""
+    wait: bool = False  #: Whether another process that trains in the directory is waited for.
+    every: float = 30  #: Seconds between checkpoints.
+    again: str = ""  #: How a user goes on, if training is stopped.
     explain: bool = True
     """Whether an error of the file system becomes a line that says how to go on."""
     say: Callable[[str], object]
     """For what the user should know before training: damaged files, another machine."""
-    console: Console | None = None
-    """Where progress is shown."""
-    tracking: Tracking | None = None
-    """The trackers; None are those that the directory names."""
+    console: Console | None = None  #: Where progress is shown.
+    tracking: Tracking | None = None  #: The trackers; None are those that the directory names.
     after_evaluation: Evaluated | None = None
     finished: Callable[[Path], Path | None] = lambda path: None
     """Called with the finished directory, which is still locked; returns its page, if it wrote one."""
@@ -98,7 +90,8 @@ class Session:
                 return Trained(simulation, summarise(simulation, recipe))
             if directory is not None and self.console is not None:
                 self.console.print(f"going on at round {simulation.round} of {recipe.settings.rounds}")
-            tracking = stack.enter_context(self._tracking())
+            tracking = self.tracking or (Tracking.resumed(path) if path is not None else Tracking())
+            stack.enter_context(tracking)
             if path is not None and directory is None:
                 tracking.record(path)
                 directory = RunDirectory.create(path, recipe, self.where, simulation)
@@ -142,11 +135,6 @@ class Session:
                 "restore it, or start in another directory"
             )
         return recipe, simulation
-
-    def _tracking(self) -> Tracking:
-        if self.tracking is not None or self.path is None:
-            return self.tracking or Tracking()
-        return Tracking.resumed(self.path)
 
     def _say(self, lines: list[str]) -> None:
         for line in lines:
