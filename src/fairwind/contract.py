@@ -136,6 +136,7 @@ class PersonalAlgorithm(NamedTuple, Generic[State, Sums]):
     server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]
     probe: Probe
     pull: float  #: λ
+    alone: bool = False  #: clients train alone: there are personal models, and no global one
     name: str = ""
 
 

@@ -21,6 +21,7 @@ from fairwind.algorithms import fedmgda as _fedmgda
 from fairwind.algorithms import fednova as _fednova
 from fairwind.algorithms import fedprox as _fedprox
 from fairwind.algorithms import gifair as _gifair
+from fairwind.algorithms import local as _local
 from fairwind.algorithms import mime as _mime
 from fairwind.algorithms import propfair as _propfair
 from fairwind.algorithms import qfedavg as _qfedavg
@@ -76,6 +77,7 @@ fednova = _named(_fednova.fednova)
 fedprox = _named(_fedprox.fedprox)
 fedyogi = _named(_fedadam.fedyogi)
 gifair = _named(_gifair.gifair)
+local = _named(_local.local)
 mime = _named(_mime.mime)
 mimelite = _named(_mime.mimelite)
 propfair = _named(_propfair.propfair)
@@ -108,7 +110,9 @@ REGISTRY: dict[str, Callable[..., AnyAlgorithm]] = {
     "mime": mime,
     "scaffold": scaffold,
     "feddyn": feddyn,
+    "local": local,
 }
+BASELINES = ("local",)  # no federated algorithms: they are in no set
 
 PAPER = ("fedavg", "fedadam", "fednova", "qfedavg", "adafedadam")  # the paper's comparison
 FAIR = (
@@ -138,7 +142,12 @@ ACCELERATED = (
     "scaffold",
     "feddyn",
 )
-SETS = {"paper": PAPER, "fair": FAIR, "accelerated": ACCELERATED, "all": tuple(REGISTRY)}
+SETS = {
+    "paper": PAPER,
+    "fair": FAIR,
+    "accelerated": ACCELERATED,
+    "all": tuple(name for name in REGISTRY if name not in BASELINES),
+}
 
 NEEDS: dict[type, str] = {
     Algorithm: "one sum over clients: run anywhere, also under secure aggregation",
@@ -197,6 +206,7 @@ def build(spec: str) -> AnyAlgorithm:
 
 __all__ = [
     "ACCELERATED",
+    "BASELINES",
     "FAIR",
     "NEEDS",
     "PAPER",
@@ -221,6 +231,7 @@ __all__ = [
     "fedprox",
     "fedyogi",
     "gifair",
+    "local",
     "mime",
     "mimelite",
     "propfair",

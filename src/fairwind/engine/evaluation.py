@@ -138,6 +138,9 @@ def views_of(runs: Sequence[Run]) -> list[EvaluatedModel]:
     """In the order of the runs, each followed by its additional models."""
     found = []
     for r, run in enumerate(runs):
+        if isinstance(run.algorithm, PersonalAlgorithm) and run.algorithm.alone:
+            found.append(EvaluatedModel(run.label, run.seed, r, "personal"))
+            continue
         found.append(EvaluatedModel(run.label, run.seed, r))
         if isinstance(run.algorithm, CohortAlgorithm) and run.algorithm.averaged_model is not None:
             found.append(EvaluatedModel(f"{run.label} (averaged)", run.seed, r, "averaged"))
@@ -170,9 +173,9 @@ def judge_views(
     The first of the `scorers` is for shared models, the second for personal ones.
     """
     shared = [view for view in views if view.model != "personal"]
-    if len(shared) > len(x):
+    if [view.run for view in shared] != list(range(len(x))):
         both = {"global": lambda r: x[r], "averaged": lambda r: averaged(runs[r], states[r]).to(x.dtype)}
-        x = torch.stack([both[view.model](view.run) for view in shared])
+        x = torch.stack([both[view.model](view.run) for view in shared] or [x[0]])
     found = client_scores(scorers[0], federation, x, sizes, pick, ranks)
     rows = {(view.label, view.seed): [each[i] for each in found] for i, view in enumerate(shared)}
     for view in views:

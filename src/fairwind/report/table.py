@@ -184,6 +184,7 @@ NAMES = {
     "fedavgm": "FedAvgM",
     "fedexp": "FedExP",
     "fedprox": "FedProx",
+    "local": "Each alone",
     "fedcm": "FedCM",
     "mimelite": "MimeLite",
     "mime": "Mime",

@@ -49,7 +49,9 @@ def round_cost(algorithm: AnyAlgorithm, train: Tensor, settings: Settings, param
     if isinstance(algorithm, GradientAlgorithm) and algorithm.corrected:
         trained = 2 * trained  # of each batch at both models
         down += 1  # the mean gradient
-    if isinstance(algorithm, PersonalAlgorithm):
+    if isinstance(algorithm, PersonalAlgorithm) and algorithm.alone:
+        up = down = 0
+    elif isinstance(algorithm, PersonalAlgorithm):
         trained = 2 * trained  # the personal model takes as many steps
     vectors = BYTES * parameters * participants
     share = participants / clients

@@ -121,9 +121,9 @@ def _read(folder: Path) -> Iterator[Finished]:
     lines = read_history(folder, results)
     accuracy, clients = _clients(folder) if CLIENTS in results["files"] else (None, None)
     asked = itertools.product(config["algorithms"], config["seeds"])
-    # A run may have further models, personal or averaged: studies compare the global ones.
-    global_ones = [r for r, row in enumerate(rows) if "model" not in row]
-    for (spec, seed), r in zip(asked, global_ones, strict=True):
+    # A run may have further models, personal or averaged, with other labels: studies compare the first.
+    firsts = [r for r, row in enumerate(rows) if row["algorithm"] in config["algorithms"]]
+    for (spec, seed), r in zip(asked, firsts, strict=True):
         yield Finished(
             key=RunKey.of(results["setup"], spec, seed, config, results.get("own", EMPTY)),
             row=rows[r],
