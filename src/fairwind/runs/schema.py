@@ -3,7 +3,7 @@
 `docs/schemas` describes the same fields in words; a test compares both.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, final
 
 from fairwind.scores import Kind
@@ -27,7 +27,6 @@ ClientMetric = Literal[
 GroupMetric = Literal["worst_group_avg", "group_gap"]
 Metric = Literal[ClientMetric, GroupMetric]
 Value = TypeVar("Value")  # a number of one model, or a mean with its spread over seeds
-Numbers = Mapping[str, float | None]
 Plan = dict[str, dict[str, str | int | float]]  # by part, its `value` and `why`
 
 
