@@ -327,10 +327,28 @@ def unequal() -> str:
                 cells.append(
                     " / ".join(f"{mean(m[key] for m in means):.1f}" for key in BESIDE) if means else "–"
                 )
+            ends = list(vgg11(beta).get(label, {}).values())
+            ours = " / ".join(f"{mean(end[key] for end in ends):.1f}" for key in BESIDE) if ends else "–"
+            cells.append(ours + (f" ({len(ends)})" if ends else ""))
             paper = [theirs[label][key][0] for key in BESIDE] if theirs else []
             cells.append(" / ".join(f"{value:.1f}" for value in paper) or "–")
             rows.append([name, display_name(label), *cells])
-    return table(["clients", "algorithm", *STAND_INS.values(), "paper: VGG11 on CIFAR-10"], rows)
+    heads = [
+        "clients",
+        "algorithm",
+        *STAND_INS.values(),
+        "VGG11 on CIFAR-10 (seeds)",
+        "the same in the paper",
+    ]
+    return table(heads, rows)
+
+
+def vgg11(beta: str) -> dict[str, dict[int, dict[str, float]]]:
+    """By algorithm and seed, the metrics of the paper's own study of this partition, as far as it was run."""
+    for number, each in enumerate(STUDIES["heterogeneity"].panels):
+        if each.setup == f"cifar10:beta={beta}":
+            return finals("heterogeneity", str(number)) if panel("heterogeneity", str(number)).record else {}
+    raise LookupError(beta)
 
 
 def unequal_lead(study: str) -> str:
