@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
+from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from fairwind.contract import TYPES
-from fairwind.engine.backends.compiling import compiler_found
 from fairwind.engine.simulation import Simulation
 from own_algorithms import built
 from replay import Replayer
