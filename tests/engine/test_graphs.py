@@ -14,11 +14,6 @@ from replay import Replayer
 from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation, stacked_of
 
 
-@pytest.fixture(autouse=True)
-def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.data.counter.BY_NUMPY", ())
-
-
 def recorded_pair(
     federation: Federation, names: list[str], **options: Any
 ) -> tuple[Simulation, Simulation, Replayer]:
