@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from fairwind.metrics import fairness, finite
+from fairwind.metrics import model_metrics
 from fairwind.runs.files import sealed, write_json
 from fairwind.runs.results import summary_of
+from fairwind.runs.schema import RunRow
 
 
 def write_run(
@@ -26,20 +27,29 @@ def write_run(
     rng = np.random.default_rng(7)
     directory.mkdir(exist_ok=True)
     hard, size = rng.normal(0, 10, clients), np.arange(clients)  # the first has no test samples
-    runs, history, accuracy, curves = [], [], [], []
+    runs: list[RunRow] = []
+    history, accuracy, curves = [], [], []
     for algorithm in algorithms:
         end = (level or {}).get(algorithm, 80.0)
         for seed in range(seeds):
             for t in range(0, 41, 10):
                 scores = np.clip(end * t / 40 + hard + rng.normal(0, noise, clients), 0, 100)
                 curves.append(scores)
-                final = finite(fairness(scores, scores / 10, size))
+                final = model_metrics(scores, scores / 10, size, "accuracy")
                 certainty = 1.5 if algorithm.startswith("adafedadam") and t else None
                 history.append(
                     {"algorithm": algorithm, "seed": seed, "round": t, **final, "certainty": certainty}
                 )
-            run = {"algorithm": algorithm, "seed": seed, "rounds": 40, "left_out": 0, "stalled_rounds": 0}
-            runs.append(run | {"final": final})
+            runs.append(
+                {
+                    "algorithm": algorithm,
+                    "seed": seed,
+                    "rounds": 40,
+                    "final": final,
+                    "left_out": 0,
+                    "stalled_rounds": 0,
+                }
+            )
             accuracy.append(scores)
     summary = summary_of(runs)
     results = {

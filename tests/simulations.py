@@ -110,5 +110,5 @@ def loop_of(made: Simulation) -> Loop:
 
 def stacked_model(made: Simulation) -> StackedModel:
     """The model that the stacked executor trains."""
-    assert made.choice.stacked is not None
-    return made.choice.stacked
+    assert made.stacked is not None
+    return made.stacked

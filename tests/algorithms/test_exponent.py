@@ -79,9 +79,8 @@ def test_without_sizes_clients_count_once() -> None:
         assert isinstance(federation.inputs, Tensor)
         assert isinstance(federation.targets, Tensor)
         loss = torch.nn.functional.cross_entropy(model(federation.inputs[rows]), federation.targets[rows])
-        updates.append(
-            0.1 * torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, model.parameters())])
-        )
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        updates.append(0.1 * torch.cat([g.reshape(-1) for g in gradients]))
     for run, exponent in zip(both.runs, (0.0, 0.5), strict=True):
         share = federation.train.double() ** exponent
         wanted = start - (share[:, None] * torch.stack(updates)).sum(0) / share.sum()

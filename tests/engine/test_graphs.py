@@ -8,15 +8,10 @@ import torch
 from conftest import DEVICE
 from fairwind import Federation, algorithms
 from fairwind.engine import tuning
-from fairwind.engine.plan import Decision
+from fairwind.engine.plan import Decision, Graphs
 from fairwind.engine.simulation import Simulation
 from replay import Replayer
 from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation, stacked_of
-
-
-@pytest.fixture(autouse=True)
-def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairwind.data.counter.BY_NUMPY", ())
 
 
 def recorded_pair(
@@ -24,7 +19,8 @@ def recorded_pair(
 ) -> tuple[Simulation, Simulation, Replayer]:
     """The same simulation twice, one of which records its rounds."""
     plain = simulation(federation, names, [0, 1], workers=1, **options)
-    graphs = Decision("rounds" if plain.planner.repeats else "steps", "replayed on a CPU")
+    recorded_as: Graphs = "rounds" if plain.planner.repeats else "steps"
+    graphs = Decision(recorded_as, "replayed on a CPU")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairwind.engine.stacked.executor.Graphs", Replayer)
         plan = plain.plan._replace(graphs=graphs)

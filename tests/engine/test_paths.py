@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
+from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from fairwind.contract import TYPES
-from fairwind.engine.backends.compiling import compiler_found
+from fairwind.engine.plan import Decision, Graphs
 from fairwind.engine.simulation import Simulation
 from own_algorithms import built
 from replay import Replayer
@@ -55,6 +55,7 @@ class Path(NamedTuple):
     model: Callable[[], nn.Module] = make_model
     work: tuple[str, ...] = tuple(WORK)  # for which it is taken
     never: tuple[str, ...] = ()  # algorithms that do not take it
+    graphs: Graphs = "none"  # what a stand-in for CUDA graphs records, which a plan for a CPU never has
 
 
 def linear_model() -> nn.Module:
@@ -71,13 +72,13 @@ def replayed(graphs: str) -> Callable[[Simulation], bool]:
     return lambda made: getattr(made.executor, graphs).replays > 0
 
 
-STACKED = "fairwind.engine.stacked"
-FACTORED: dict[str, Any] = {f"{STACKED}.model.LARGE": 1, "fairwind.layers.factored.LARGE": 1}
-# Samples are sorted by PyTorch, too, as on a GPU
-RECORDED: dict[str, Any] = {f"{STACKED}.executor.Graphs": Replayer, "fairwind.data.counter.BY_NUMPY": ()}
+TUNING = "fairwind.engine.tuning"
+FACTORED = {f"{TUNING}.MIN_FACTORED_NUMBERS_{engine}": 1 for engine in ("STACKED", "LOOP")}
+RECORDED: dict[str, Any] = {"fairwind.engine.stacked.executor.Graphs": Replayer}
 CHUNKS, HOST, LOOP, ON = {"memory": 4e-5}, {"data_on": "host"}, {"engine": "loop"}, {"compile": "on"}
 TWO = {"workers": 2}
-LONG_STEPS: dict[str, Any] = {"fairwind.engine.plain.HEAVY": 0}
+LONG_STEPS = {f"{TUNING}.MIN_THREADED_SECONDS": 0}
+COMPILED = "ahead-of-time" if DEVICE == "cpu" else "torch.compile"
 
 EAGER = {
     "stacked": Path({}, {"executor": "stacked", "steps": "eager", "gradients": "dense", "data": "device"}),
@@ -89,14 +90,24 @@ EAGER = {
     "host and workers": Path(HOST | TWO | CHUNKS, {"data": "host", "workers": 2}, shown=in_chunks),
     "recorded rounds": Path(
         {"memory": 1e-4},
-        {"graphs": "rounds"},
+        {},
         RECORDED,
         replayed("round_graphs"),
         work=REPEATED,
         never=SEEING,
+        graphs="rounds",
     ),
-    "recorded steps": Path({}, {}, RECORDED | {f"{STACKED}.executor.LONG": 0}, replayed("step_graphs")),
-    "loop": Path(LOOP, {"executor": "loop"}, {"fairwind.engine.loop.executor.TOGETHER": 3}),
+    "recorded steps of long rounds": Path(
+        {},
+        {},
+        RECORDED | {f"{TUNING}.MAX_GRAPH_STEPS": 0},
+        replayed("step_graphs"),
+        work=REPEATED,
+        never=SEEING,
+        graphs="rounds",
+    ),
+    "recorded steps": Path({}, {}, RECORDED, replayed("step_graphs"), graphs="steps"),
+    "loop": Path(LOOP, {"executor": "loop"}, {f"{TUNING}.MAX_REPORTED_CLIENTS": 3}),
     "loop and host": Path(LOOP | HOST, {"executor": "loop", "data": "host"}),
     "loop and workers": Path(LOOP | TWO, {"executor": "loop", "workers": 2}, LONG_STEPS),
     "loop and factors": Path(
@@ -113,10 +124,10 @@ EAGER = {
 AHEAD_OF_TIME = {
     # In chunks of one and of two rows, too, as compiled code likes least
     "compiled": Path(
-        ON | TWO | {"memory": 1e-6}, {"steps": "compiled", "gradients": "dense"}, shown=in_chunks
+        ON | TWO | {"memory": 1e-6}, {"steps": COMPILED, "gradients": "dense"}, shown=in_chunks
     ),
-    "compiled factors": Path(ON, {"steps": "compiled", "gradients": "factored"}, FACTORED, work=PLAIN),
-    "compiled and host": Path(ON | HOST | CHUNKS, {"steps": "compiled", "data": "host"}),
+    "compiled factors": Path(ON, {"steps": COMPILED, "gradients": "factored"}, FACTORED, work=PLAIN),
+    "compiled and host": Path(ON | HOST | CHUNKS, {"steps": COMPILED, "data": "host"}),
 }
 PATHS = EAGER | AHEAD_OF_TIME
 CPU_ONLY = ("workers", "factors", "host and workers", "loop and workers", "loop and factors", "hand-written")
@@ -178,7 +189,11 @@ def assert_gives_the_loops_numbers(
     expected = plain_loop(work, path.model)
     for constant, value in path.constants.items():
         monkeypatch.setattr(constant, value)
-    made = simulation(FEDERATION, names, [*seeds], **{"model": path.model} | WORK[work] | path.settings)
+    options = {"model": path.model} | WORK[work] | path.settings
+    made = simulation(FEDERATION, names, [*seeds], **options)
+    if path.graphs != "none":
+        plan = made.plan._replace(graphs=Decision(path.graphs, "replayed on a CPU"))
+        made = simulation(FEDERATION, names, [*seeds], plan=plan, **options)
     for part, taken in path.plan.items():
         assert getattr(made.plan, part).value == taken, made.plan
     found = numbers(made)

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
 
 
 def assert_same_history(
-    found: list[dict[str, Any]], expected: list[dict[str, Any]], tolerance: float
+    found: Sequence[Mapping[str, object]], expected: Sequence[Mapping[str, object]], tolerance: float
 ) -> None:
     for line, other in zip(found, expected, strict=True):
         assert line.keys() == other.keys()

@@ -120,7 +120,9 @@ def test_a_tracker_shows_every_round_once_whenever_it_was_stopped(task: Task, tm
         strategy.start(grid_of(task), num_rounds=rounds, timeout=5)
     events = EventAccumulator(str(tmp_path / "shown" / "run" / "adafedadam:warmup=2" / "0"))
     events.Reload()
-    found = [(entry.step, pytest.approx(entry.value)) for entry in events.Scalars("worst30")]
+    found: list[tuple[int, Any]] = [
+        (entry.step, pytest.approx(entry.value)) for entry in events.Scalars("worst30")
+    ]
     assert [(line["round"], line["worst30"]) for line in strategy.evaluations.history] == found
     assert (tmp_path / "shown" / "run" / "report.html").exists()
 

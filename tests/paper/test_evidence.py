@@ -14,6 +14,7 @@ import pytest
 from fairwind.intervals import over_draws
 from fairwind.report.paper_comparison import published
 from fairwind.study import Finished, choose, read_runs
+from narrowed import known
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +49,7 @@ def test_every_stored_seed_of_a_row_is_shown(tables: ModuleType, runs: list[Fini
     for algorithm, name in (("adafedadam:alpha=0", "(alpha=0)"), ("fedadam:lr=0.003", "(lr=0.003)")):
         stored = of(runs, "cifar10-h200-seeds-0-1", algorithm)
         assert sorted(stored) == [0, 1]
-        mean = sum(run.row["final"]["avg"] for run in stored.values()) / 2
+        mean = sum(known(run.row["final"]["avg"]) for run in stored.values()) / 2
         label = ("AdaFedAdam " if algorithm.startswith("ada") else "FedAdam ") + name
         _, _, end, seeds = row(tables.late("controls", "10", "11"), label)
         assert (end.split(" / ")[0], seeds) == (f"{mean:.1f}", "2")
@@ -70,7 +71,10 @@ def test_precision_has_its_control(tables: ModuleType, runs: list[Finished]) -> 
     short = of(runs, "cifar10-9e958239c0", "adafedadam")
     long = of(runs, "cifar10-h200-seeds-0-1 cifar10-h200-seed-2", "adafedadam")
     apart = [
-        abs(short[seed].row["final"]["avg"] - next(x["avg"] for x in run.history if x["round"] == 30))
+        abs(
+            known(short[seed].row["final"]["avg"])
+            - next(known(x["avg"]) for x in run.history if x["round"] == 30)
+        )
         for seed, run in long.items()
     ]
     assert len(apart) == 3
@@ -160,7 +164,7 @@ def test_draws_count_once_each(tables: ModuleType, runs: list[Finished]) -> None
         ends: dict[str, dict[int, float]] = {"adafedadam:alpha=1": {}, "fednova": {}}
         for spec, chosen in choose(panel, runs).items():
             if spec in ends:
-                ends[spec] = {run.key.seed: run.row["final"]["worst30"] for run in chosen}
+                ends[spec] = {run.key.seed: known(run.row["final"]["worst30"]) for run in chosen}
         mine, theirs = ends.values()
         assert sorted(mine) == sorted(theirs) == [0, 1, 2, 3]
         apart.append(sum(mine.values()) / 4 - sum(theirs.values()) / 4)

@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fairwind.report.paired import paired
 from fairwind.report.paper_comparison import (
     BESIDE,
     WEIGHTED,
+    Printed,
     against_others,
     beside_paper,
     distance,
@@ -26,17 +28,27 @@ from fairwind.report.paper_comparison import (
 )
 from fairwind.report.record import Record
 from fairwind.report.targets import Reached, rounds_to, target_tables
+from fairwind.runs.schema import HistoryLine, Results, SummaryRow
 
 TABLES = published()["tables"]
 ACCURACY = [{"name": "accuracy", "kind": "accuracy"}]
 
 
-def summary(rows: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
+def summary(rows: Mapping[str, Mapping[Printed, Sequence[float]]]) -> list[SummaryRow]:
     """A summary that says what a table of the paper does."""
-    return [
-        {"algorithm": name} | {key: {"mean": mean, "std": std} for key, (mean, std) in row.items()}
+    made: list[dict[str, object]] = [
+        {"algorithm": name, **{key: {"mean": mean, "std": std} for key, (mean, std) in row.items()}}
         for name, row in rows.items()
     ]
+    return cast(list[SummaryRow], made)
+
+
+def curve(label: str, seed: int, averages: Sequence[float | None]) -> list[HistoryLine]:
+    """A line of the history for every tenth round, with the average alone."""
+    made: list[dict[str, object]] = [
+        {"algorithm": label, "seed": seed, "round": 10 * t, "avg": value} for t, value in enumerate(averages)
+    ]
+    return cast(list[HistoryLine], made)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -51,10 +63,10 @@ def test_every_published_table_is_whole(name: str) -> None:
 
 def test_published_numbers_are_the_papers() -> None:
     """Four of them, read from the paper's own tables by eye."""
-    assert TABLES["convergence/femnist"]["rows"]["adafedadam"]["worst30"] == [74.16, 0.3]
-    assert TABLES["convergence/synthetic"]["rows"]["fedadam"]["worst30"] == [57.15, 10.56]
-    assert TABLES["resources"]["rows"]["fednova"]["std"] == [24.99, 2.15]
-    assert TABLES["heterogeneity/1"]["rows"]["fedadam"]["avg"] == [71.22, 0.17]
+    assert [*TABLES["convergence/femnist"]["rows"]["adafedadam"]["worst30"]] == [74.16, 0.3]
+    assert [*TABLES["convergence/synthetic"]["rows"]["fedadam"]["worst30"]] == [57.15, 10.56]
+    assert [*TABLES["resources"]["rows"]["fednova"]["std"]] == [24.99, 2.15]
+    assert [*TABLES["heterogeneity/1"]["rows"]["fedadam"]["avg"]] == [71.22, 0.17]
 
 
 def test_the_paper_beside_itself_does_not_differ() -> None:
@@ -179,7 +191,7 @@ def test_no_algorithm_is_called_best_too_often(tmp_path: Path) -> None:
         means = score.reshape(5, 3, 30).mean(axis=(1, 2))
         rows = [{"algorithm": n, "avg": {"mean": float(m)}} for n, m in zip(labels, means, strict=True)]
         sizes, names = np.ones(30, np.int64), [str(k) for k in range(30)]
-        results = {"scores": ACCURACY, "runs": runs, "summary": rows}
+        results = cast(Results, {"scores": ACCURACY, "runs": runs, "summary": rows})
         given = Record(results, [], score.astype(np.float32), sizes, sizes, names)
         called += "avg" in paired(given).ahead
     assert called <= 0.05 * times
@@ -238,12 +250,9 @@ def test_measures_under_weights_are_the_metrics() -> None:
 def record(labels: list[str], averages: dict[str, list[float]]) -> Record:
     """A record with a curve of averages for each label, and one client."""
     runs = [{"algorithm": label, "seed": 0} for label in labels]
-    history = [
-        {"algorithm": label, "seed": 0, "round": 10 * t, "avg": value}
-        for label in labels
-        for t, value in enumerate(averages[label])
-    ]
-    results = {"scores": ACCURACY, "runs": runs, "summary": [{"algorithm": label} for label in labels]}
+    history = [line for label in labels for line in curve(label, 0, averages[label])]
+    rows = [{"algorithm": label} for label in labels]
+    results = cast(Results, {"scores": ACCURACY, "runs": runs, "summary": rows})
     accuracy = np.array([[averages[label][-1]] * 2 for label in labels], np.float32)
     sizes = np.ones(2, np.int64)
     return Record(results, history, accuracy, sizes, sizes, ["0", "1"])
@@ -255,11 +264,7 @@ def test_rounds_to_a_target_have_a_spread_over_seeds() -> None:
         "fedavg": {30: (10,), 40: (20,), 50: (None,), 60: (None,)},
         "adafedadam": {30: (10,), 40: (10,), 50: (10,), 60: (10,)},
     }
-    more = [
-        {"algorithm": "fedavg", "seed": seed, "round": 10 * t, "avg": value}
-        for seed, values in ((1, [10, 20, 41]), (2, [10, 20, 25]))
-        for t, value in enumerate(values)
-    ]
+    more = curve("fedavg", 1, [10, 20, 41]) + curve("fedavg", 2, [10, 20, 25])
     found = rounds_to(given._replace(history=given.history + more))["fedavg"]
     assert found[30].rounds == (10, 20, None)
     assert found[30].text() == "20 (10 to –)"  # one seed never
@@ -268,7 +273,7 @@ def test_rounds_to_a_target_have_a_spread_over_seeds() -> None:
     assert Reached((None, 30, None)).text() == "– (30 to –)"
     assert Reached((30, 30)).text() == "30"
     assert Reached((30, 50)).median == 50  # by which half of two are there
-    lost = [{"algorithm": "fedavg", "seed": 1, "round": t, "avg": None} for t in (0, 10, 20)]
+    lost = curve("fedavg", 1, [None, None, None])
     assert rounds_to(given._replace(history=given.history + lost))["fedavg"][30].rounds == (10, None)
 
 
@@ -298,8 +303,10 @@ def test_adafedadams_default_is_what_others_are_compared_with() -> None:
     }
 
 
-def point(name: str, error: float, rsd: float, kind: str = "AdaFedAdam") -> dict[str, Any]:
-    return {"name": name, "kind": kind, "error": error, "rsd": rsd}
+def point(
+    name: str, error: float, rsd: float, kind: Literal["AdaFedAdam", "baseline"] = "AdaFedAdam"
+) -> pareto.Point:
+    return {"label": name, "name": name, "kind": kind, "alpha": None, "error": error, "rsd": rsd}
 
 
 def test_the_front_its_knee_and_what_it_dominates() -> None:

@@ -115,7 +115,9 @@ def test_equal_budgets_count_gradients(smoke: list[theory.Check]) -> None:
     assert all(r["rounds"] * r["N"] == r["budget"] for r in check["rows"] if r["equal"] == "gradients")
     plain = [r for r in check["rows"] if r["noise"] == "none" and r["equal"] == "gradients" and r["N"] > 1]
     assert {r["beside_adam"] for r in plain} <= {"slower", "both converged"}
-    for constants in check["setting"]["problems"].values():
+    settings = check["setting"]["problems"]
+    assert isinstance(settings, dict)
+    for constants in settings.values():
         assert constants["steepest_seen"] <= constants["G"]
 
 

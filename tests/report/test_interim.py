@@ -26,12 +26,14 @@ from fairwind import Federation
 from fairwind.errors import InputError
 from fairwind.exchange import FederatedRun
 from fairwind.exchange.evaluation import Evaluations, Judged
+from fairwind.exchange.results import owner_of
 from fairwind.report import live, write_report
 from fairwind.report.interim import read_interim, write_interim
 from fairwind.report.live import follow
 from fairwind.runs.files import HISTORY, RESULTS, lock
 from fairwind.scores import accuracy
 from forked import bits, strays
+from narrowed import facts_of
 
 SMALL = "synthetic:clients=6,features=5,classes=3"
 OPTIONS: dict[str, Any] = {
@@ -92,7 +94,7 @@ def test_numbers_of_a_stopped_run_are_those_of_its_checkpoint(tmp_path: Path) ->
     assert record.score.mean(axis=1) == pytest.approx([line["avg"] for line in lines], rel=1e-4)
     assert len(record.names) == len(record.train_size) == 6
     assert record.rounds == (0, 2)
-    assert record.results["federation"]["clients"] == 6
+    assert facts_of(record.results["federation"])["clients"] == 6
 
 
 def test_the_command_writes_an_interim_page_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_a_real_federations_training_has_an_interim_page(ragged: Federation, tmp
     task = task_of(ragged)
     exchange = Exchange(task, "fedavg")
     evaluations = Evaluations([accuracy], "fedavg", 0)
-    owner = {"algorithm": "fedavg", "seed": 0, "task": "hospitals"}
+    owner = owner_of(exchange.server, evaluations, task="hospitals", clients_per_round=None)
     run = FederatedRun(tmp_path / "run", owner, exchange.server, evaluations)
     for number in range(3):
         judged = {f"c{k}": Judged(5, 20, 0.5, {"accuracy": 20.0 * k + number}) for k in range(4)}

@@ -22,6 +22,7 @@ from fairwind.report.plane import plane_points, planes
 from fairwind.report.table import display_name
 from fairwind.runs.files import CLIENTS, sealed, write_json
 from fairwind.runs.recipe import Recipe, settings_of
+from fairwind.runs.schema import ResultsFile
 from fairwind.runs.training import Plain
 from fairwind.setups import Where, find
 from fairwind.study import (
@@ -150,7 +151,10 @@ def test_a_study_that_was_stopped_ends_with_the_same_bits(trained: Path, tmp_pat
 def test_runs_on_other_data_are_not_joined(trained: Path) -> None:
     runs, _ = read_runs(trained)
     first, *rest = runs
-    elsewhere = {**first.results, "federation": {**first.results["federation"], "digest": "other"}}
+    elsewhere: ResultsFile = {
+        **first.results,
+        "federation": {**first.results["federation"], "digest": "other"},
+    }
     chosen = choose(PANEL, [first._replace(results=elsewhere), *rest])
     assert [len(found) for found in chosen.values()] == [1, 2]
     assert [len(found) for found in choose(PANEL, runs, digest="other").values()] == [0, 0]

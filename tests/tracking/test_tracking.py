@@ -15,6 +15,7 @@ import fairwind as fw
 from command import ENV, called, fairwind
 from conftest import make_federation, make_model
 from fairwind.tracking import KINDS, Tracked, Tracking, metrics
+from narrowed import known
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the libraries
 
@@ -33,7 +34,7 @@ def compare(out: Path | None, **options: Any) -> fw.Comparison:
 def told(compared: fw.Comparison, metric: str = "worst30") -> Rounds:
     """What trackers must show."""
     return {
-        f"{run.algorithm}/{run.seed}": {line["round"]: line[metric] for line in run.history}
+        f"{run.algorithm}/{run.seed}": {line["round"]: known(line.get(metric)) for line in run.history}
         for run in compared
     }
 

@@ -16,13 +16,14 @@ from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.runs.spec import parameters
 from fairwind.tune import Aim, Tuned, search, tune, tuned
+from narrowed import config_of
 
 SIZES = [30, 12, 60, 25, 18, 40, 90, 15]
 
 
 def task(**changes: Any) -> fw.Task:
     federation = make_federation(SIZES).with_validation(0.2)
-    given = {"rounds": 36, "solver": fw.Solver(lr=0.1, batch_size=8)} | changes
+    given: dict[str, Any] = {"rounds": 36, "solver": fw.Solver(lr=0.1, batch_size=8)} | changes
     return fw.Task(make_model, federation, **given)
 
 
@@ -53,7 +54,7 @@ def test_the_choice_is_the_best_of_those_trained_to_the_end(result: Tuned) -> No
     assert result.choice.value == max(trial.value for trial in finished)
     assert result.spec == result.choice.spec
     assert result.cost["rounds"] == sum(trial.rounds for trial in result.trials) < 12 * 36
-    assert result.compared.results["config"]["seeds"] == (1, 2, 3)
+    assert config_of(result.compared.results["config"])["seeds"] == (1, 2, 3)
     labels = [row["algorithm"] for row in result.compared.results["summary"]]
     assert {result.spec, "fedavg", "adafedadam", "afl", "ditto"} <= set(labels)
     assert result.spec in repr(result)

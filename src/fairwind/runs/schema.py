@@ -258,6 +258,7 @@ class FederationFacts(Origin):
     clients: int
     classes: int | None
     train_samples: int
+    validation_samples: NotRequired[int]
     test_samples: int
     smallest: int
     median: float
