@@ -10,7 +10,7 @@ import torch
 from conftest import make_federation
 from fairwind import InputError, algorithms, setups
 from fairwind.contract import Algorithm, LocalAlgorithm
-from fairwind.engine import evaluation
+from fairwind.engine import tuning
 from fairwind.engine.ranks import find, join
 from fairwind.engine.simulation import Simulation
 from fairwind.setups import Where
@@ -54,7 +54,8 @@ def outcome(case: str) -> dict[str, Any]:
 def outcomes() -> dict[str, Any]:
     whole = {case: outcome(case) for case in CASES}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "NUMBERS", {"cpu": 1, "cuda": 1})  # so that every rank has some to evaluate
+        for kind in ("CPU", "GPU"):  # so that every rank has some to evaluate
+            patch.setattr(tuning, kind, getattr(tuning, kind)._replace(evaluated_numbers=1))
         return whole | {"small chunks": outcome("every algorithm")}
 
 
