@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from conftest import DEVICE
+
 FEATURES, CLASSES, LENGTH = 4, 3, 5
 WEIGHT = torch.tensor([0.5, 2.0, 1.25], dtype=torch.float64)
+HERE = WEIGHT.to(DEVICE)  # of losses of one's own, whose tensors nobody moves
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,9 @@ class WithLoss(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor) -> SimpleNamespace:
         logits = self.layer(x)
-        return SimpleNamespace(loss=F.cross_entropy(logits, labels, weight=WEIGHT), logits=logits)
+        return SimpleNamespace(
+            loss=F.cross_entropy(logits, labels, weight=WEIGHT.to(x.device)), logits=logits
+        )
 
 
 def linear(outputs: int = CLASSES) -> Callable[[], nn.Module]:
@@ -167,7 +172,7 @@ def distillation(outputs: Tensor, targets: dict[str, Tensor]) -> Tensor:
 
 def by_class(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Sums and divisors: a mean that weighs samples by their classes."""
-    return WEIGHT[targets] * F.cross_entropy(outputs, targets, reduction="none"), WEIGHT[targets]
+    return HERE[targets] * F.cross_entropy(outputs, targets, reduction="none"), HERE[targets]
 
 
 def over_tokens(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -319,8 +324,8 @@ CASES = [
     case("own: contrastive", contrastive, linear(), labelled, lambda o, t: contrastive(o, t).mean(),
          whole_batches=True, stacks=False),
     case("own: overlap", dice, linear(), several_labels, whole_batches=True, stacks=False),
-    case("own: one number", lambda o, t: F.cross_entropy(o, t, weight=WEIGHT), linear(), labelled,
-         whole_batches=True, stacks=False),
+    case("own: one number", lambda o, t: F.cross_entropy(o, t, weight=HERE), linear(), labelled,
+         lambda o, t: F.cross_entropy(o, t, weight=WEIGHT), whole_batches=True, stacks=False),
     case("the model's own", "model", lambda: WithLoss().double(), with_labels,
          lambda o, t: F.cross_entropy(o.logits, t, weight=WEIGHT), whole_batches=True, stacks=False),
 ]  # fmt: skip

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fairwind.engine.server import is_elementwise
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -320,12 +319,6 @@ def test_fedexp_extrapolates_by_how_much_updates_differ() -> None:
     assert exponent(apart, [5.0] * 6) == pytest.approx(3)
     assert exponent(apart, [5.0] * 6, eps=1 / 6) == pytest.approx(1.5)  # (1/2)/(1/6 + 1/6)
     assert exponent(apart[:2], [3.0, 1.0]) == 1  # (1/2)/(10/16) = 0.8
-
-
-def test_fedexps_server_is_not_taken_apart_into_blocks() -> None:
-    assert not is_elementwise(algorithms.fedexp(), torch.float32)
-    assert is_elementwise(algorithms.fedavgm(), torch.float32)
-    assert is_elementwise(algorithms.fedcm(), torch.float32)
 
 
 # Where they rest

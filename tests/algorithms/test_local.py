@@ -8,6 +8,7 @@ import fairwind as fw
 from batches import batches_by_hand
 from conftest import make_federation, make_model
 from fairwind import Solver
+from samples import as_tensor
 
 SIZES = [30, 12, 60, 25]
 
@@ -20,6 +21,7 @@ def test_each_client_trains_alone(engine: str) -> None:
     compared = fw.compare(task, ["fedavg", "local"], engine=engine, progress=False)  # type: ignore[arg-type]
     run = compared["local"]
     assert [each.algorithm for each in compared.runs] == ["fedavg", "local"]
+    inputs, targets = as_tensor(federation.inputs), as_tensor(federation.targets)
     test = federation.part("test")
     for k in range(len(SIZES)):
         torch.manual_seed(0)
@@ -28,7 +30,7 @@ def test_each_client_trains_alone(engine: str) -> None:
             size, start = int(federation.train[k]), int(federation.start[k])
             for batch in batches_by_hand(size, -(-size // 4), 0, round, k):
                 rows = [start + place for place in batch]
-                loss = nn.functional.cross_entropy(model(federation.inputs[rows]), federation.targets[rows])  # type: ignore[index]
+                loss = nn.functional.cross_entropy(model(inputs[rows]), targets[rows])
                 for weight, g in zip(
                     model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
                 ):
@@ -36,7 +38,7 @@ def test_each_client_trains_alone(engine: str) -> None:
         for name, value in model.state_dict().items():
             torch.testing.assert_close(run.state_dict[name][k], value, rtol=1e-9, atol=1e-12)
         own = slice(int(test[0][k]), int(test[0][k] + test[1][k]))
-        right = model(federation.inputs[own]).argmax(1) == federation.targets[own]  # type: ignore[index]
+        right = model(inputs[own]).argmax(1) == targets[own]
         assert float(run.score[k]) == pytest.approx(100 * float(right.double().mean()))
 
 

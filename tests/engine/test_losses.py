@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,7 +49,8 @@ class ByHand:
     def __init__(self, case: Case, simulation: Simulation):
         torch.manual_seed(1)
         self.case, self.model = case, case.model()
-        self.planner, self.federation = simulation.planner, simulation.federation
+        self.federation = simulation.federation.to("cpu")
+        self.planner = replace(simulation.planner, federation=self.federation)
         self.size = simulation.settings.solver.batch_size
         algorithm = simulation.runs[0].algorithm
         assert isinstance(algorithm, Algorithm)
@@ -139,7 +141,7 @@ def test_training_is_that_of_a_hand_written_loop(case: Case, batch_size: int) ->
     with torch.no_grad():
         losses = torch.tensor([float(hand.loss(hand.testing(k))) for k in tested], dtype=torch.float64)
     for simulation in found.values():
-        judged = simulation.loss[0, tested]
+        judged = simulation.loss[0, tested].cpu()
         counted = ~judged.isnan()
         torch.testing.assert_close(judged[counted], losses[counted], rtol=1e-8, atol=1e-10)
         assert counted.sum() >= 3

@@ -47,7 +47,7 @@ from fairwind.layers.factored import large_layers
 from fairwind.layers.gpu import lstm
 
 
-class Engine(NamedTuple):
+class BuiltEngine(NamedTuple):
     """What trains and evaluates the clients of some runs."""
 
     settings: Settings  # with what was decided
@@ -82,7 +82,7 @@ def build_engine(
     ranks: Ranks = ALONE,
     first_client: int = 0,
     plan: ExecutionPlan | None = None,
-) -> Engine:
+) -> BuiltEngine:
     """From a model for each seed; by a `plan` of the same runs, if given, else by one that is decided here.
 
     `first_client` is the index of the federation's first client among all.
@@ -120,7 +120,7 @@ def build_engine(
     else:
         executor = Loop(plain, federation, planner, runs, memories, plan)
     settings = settled(settings, machine, plan)
-    return Engine(settings, plan, federation, planner, plain, stacked, x, memories, executor)
+    return BuiltEngine(settings, plan, federation, planner, plain, stacked, x, memories, executor)
 
 
 def _threads(plan: ExecutionPlan | Placement, count: int) -> AbstractContextManager[None]:
@@ -138,16 +138,16 @@ def _planned(
 ) -> tuple[ExecutionPlan, StackedModel | None]:
     """The plan, and the stacked model if it has one."""
     case = Case(settings, machine, _counts(plain, planner, runs))
-    stacked, stacking = None, loop_surely(case)
-    found: StackedCounts | str = stacking
+    stacked: StackedModel | None = None
+    stacking: StackedCounts | str = loop_surely(case)
     if not stacking:
         try:
             compute = compute_type(placed.precision.value)
             stacked = stack(model, plain, planner.federation, compute=compute, factored=case.factors_help)
-            found = _stacked_counts(stacked, planner, runs, machine)
+            stacking = _stacked_counts(stacked, planner, runs, machine)
         except CannotStackError as error:
-            found = f"the model cannot be stacked: {error}"
-    plan = decide(case, placed, found)
+            stacking = f"the model cannot be stacked: {error}"
+    plan = decide(case, placed, stacking)
     if machine.missing and machine.missing in plan.steps.why:
         warnings.warn(f"{machine.missing} was not found: steps run uncompiled, and slower", stacklevel=4)
     if plan.executor.value == "loop":

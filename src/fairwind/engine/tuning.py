@@ -1,7 +1,7 @@
 """All constants that tune speed. None changes results beyond rounding.
 
-Each has its unit in its name, and says what it trades and where that was measured; "not measured" says that
-it is a guess that has held. Files are in `benchmarks/`, and their results in `benchmarks/results/`.
+Each has its unit in its name, and says what it trades and which benchmark supports it; "not measured" says
+that none is recorded. Files are in `benchmarks/`, and their results in `benchmarks/results/`.
 """
 
 from typing import NamedTuple
