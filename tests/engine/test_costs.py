@@ -10,7 +10,7 @@ from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from simulations import stacked_of
+from simulations import loop_of
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU all that can be stacked is")
 
@@ -54,14 +54,14 @@ def test_convolutions_of_common_sizes_train_one_after_another() -> None:
     larger = chosen(convolutions(28), images(28, 60))
     assert larger.settings.engine == "loop"
     assert "keeps a core busy" in str(larger.choice)
-    assert len(stacked_of(larger).workers.states) == 2  # whose kernels run side by side
+    assert len(loop_of(larger).workers.states) == 2  # whose kernels run side by side
     assert chosen(convolutions(28), images(28, 60), engine="stacked").settings.engine == "stacked"
 
 
 def test_small_modules_in_the_loop_have_one_thread() -> None:
     federation = make_federation([9] * 40)
     alone = chosen(nn.Linear(FEATURES, CLASSES).double(), federation, engine="loop")
-    assert len(stacked_of(alone).workers.states) == 1
+    assert len(loop_of(alone).workers.states) == 1
 
 
 def test_a_model_that_is_too_large_to_gain_by_stacking_is_not_stacked_on_trial() -> None:
