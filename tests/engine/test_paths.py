@@ -123,9 +123,7 @@ EAGER = {
 }
 AHEAD_OF_TIME = {
     # In chunks of one and of two rows, too, as compiled code likes least
-    "compiled": Path(
-        ON | TWO | {"memory": 1e-6}, {"steps": COMPILED, "gradients": "dense"}, shown=in_chunks
-    ),
+    "compiled": Path(ON | TWO | {"memory": 1e-6}, {"steps": COMPILED, "gradients": "dense"}, shown=in_chunks),
     "compiled factors": Path(ON, {"steps": COMPILED, "gradients": "factored"}, FACTORED, work=PLAIN),
     "compiled and host": Path(ON | HOST | CHUNKS, {"steps": COMPILED, "data": "host"}),
 }
