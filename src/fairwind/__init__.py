@@ -28,6 +28,7 @@ from fairwind.errors import InputError
 from fairwind.scores import Score
 from fairwind.task import Task
 from fairwind.tracking import Tracked, Tracker
+from fairwind.tune import Tuned, tune
 
 __all__ = [
     "Algorithm",
@@ -54,6 +55,7 @@ __all__ = [
     "Task",
     "Tracked",
     "Tracker",
+    "Tuned",
     "algorithms",
     "augment",
     "compare",
@@ -62,4 +64,5 @@ __all__ = [
     "scores",
     "setup",
     "simulate",
+    "tune",
 ]

@@ -71,7 +71,7 @@ def simulate(
     An algorithm of your own may be given with a name, {"mine": algorithm}. The other arguments are those of
     `compare`.
     """
-    _refuse(options, simulate)
+    refuse_unknown(options, simulate)
     if len(one := labelled(algorithm)) != 1:
         raise InputError(f"simulate trains one algorithm, not {len(one)}: give one, or use compare")
     shown: Any = {"progress": progress, "after_evaluation": after_evaluation, "track": track}
@@ -105,7 +105,7 @@ def compare(
     from fairwind.runs.session import Session
     from fairwind.runs.training import messages
 
-    _refuse(options, compare)
+    refuse_unknown(options, compare)
     if not isinstance(task, Task):
         raise InputError(
             f"a {type(task).__name__} is not a task: make one with fairwind.Task(model, federation)"
@@ -113,10 +113,7 @@ def compare(
     checkpoint_every = python_numbers(checkpoint_every)
     in_range(0, math.inf, checkpoint_every=checkpoint_every)
     own = labelled(algorithms)
-    settings: Any = {"rounds": task.rounds, "solver": task.solver, **options}
-    for name in ("rounds", "solver"):
-        settings[name] = getattr(task, name) if settings[name] is None else settings[name]
-    recipe = Recipe(task.source or task.name, tuple(own), _several(seeds), Settings(**settings))
+    recipe = Recipe(task.source or task.name, tuple(own), _several(seeds), settings_of(task, options))
     given = {label: algorithm for label, algorithm in own.items() if is_algorithm(algorithm)}
     recipe.check(given)
     path = None if out is None else Path(out)
@@ -144,7 +141,15 @@ def compare(
     return of_simulation(trained.simulation, trained.results, path if find().first else None)
 
 
-def _refuse(given: Mapping[str, object], function: Callable[..., object]) -> None:
+def settings_of(task: Task, options: Options) -> Settings:
+    """The settings that are given, and the task's own rounds and solver if they are not."""
+    given: Any = {"rounds": task.rounds, "solver": task.solver, **options}
+    for name in ("rounds", "solver"):
+        given[name] = getattr(task, name) if given[name] is None else given[name]
+    return Settings(**given)
+
+
+def refuse_unknown(given: Mapping[str, object], function: Callable[..., object]) -> None:
     """Refuses settings that a function does not have, with the one that may be meant."""
     names = list(signature(function).parameters)
     for name in given:

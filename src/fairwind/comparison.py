@@ -95,7 +95,7 @@ class Comparison:
             return "\n".join(map(repr, self.runs))
         console = Console(width=80, color_system=None, force_jupyter=False)
         with console.capture() as capture:
-            console.print(summary_table(self.results, self._ahead()))
+            console.print(summary_table(self.results, self.ahead()))
         return capture.get().rstrip()
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -160,9 +160,9 @@ class Comparison:
             from fairwind.report.table import measures
         except ModuleNotFoundError:
             return f"<pre>{escape(repr(self))}</pre>"
-        return measures_table(self.results, measures(self.results)[:7], ahead=self._ahead())
+        return measures_table(self.results, measures(self.results)[:7], ahead=self.ahead())
 
-    def _ahead(self) -> dict[str, str]:
+    def ahead(self) -> dict[str, str]:
         """By measure, the algorithm that is shown to be the best."""
         from fairwind.report.finding import best_shown
         from fairwind.report.paired import paired

@@ -1,4 +1,4 @@
-"""The command line: compare, resume, report, paper, sweep, data, list, completion."""
+"""The command line: compare, resume, report, tune, paper, sweep, data, list, completion."""
 
 import io
 import os
@@ -19,6 +19,7 @@ from fairwind.cli.report import Report
 from fairwind.cli.resume import Resume
 from fairwind.cli.study import Paper, Sweep
 from fairwind.cli.terminal import err, out
+from fairwind.cli.tune import Tune
 from fairwind.engine.backends.graphs import out_of_memory
 from fairwind.engine.ranks import find
 from fairwind.errors import InputError, first_line, unknown
@@ -58,6 +59,7 @@ KINDS: dict[str, type] = {
     "compare": Compare,
     "resume": Resume,
     "report": Report,
+    "tune": Tune,
     "paper": Paper,
     "sweep": Sweep,
     "data": Data,

@@ -5,14 +5,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from fairwind.algorithms import PAPER, REGISTRY, with_sets
-from fairwind.api import compare
+from fairwind.api import compare, refuse_unknown, settings_of, takes_settings
 from fairwind.comparison import Comparison
-from fairwind.engine.settings import Settings
+from fairwind.engine.settings import Options
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, in_range, python_numbers, unknown, whole
+from fairwind.errors import InputError, in_range, needs_extra, python_numbers, unknown, whole
 from fairwind.runs.files import read_json, write_json
 from fairwind.runs.folder import held
 from fairwind.runs.recipe import Recipe
@@ -47,6 +47,32 @@ class Tuned:
 
         return pandas.DataFrame(self.trials)
 
+    def page(self) -> Path:
+        """Writes the page of the search, and of the comparison; returns the path of the first."""
+        if self.path is None:
+            raise InputError("this search was not kept: give tune(…, out='runs/NAME') for a page")
+        try:
+            from fairwind.report.search import Page, Point, write_search
+        except ModuleNotFoundError as error:
+            raise needs_extra("a page", error, "cli") from None
+        self.compared.report()
+        results, rounds = self.compared.results, max(trial.rounds for trial in self.trials)
+        page = Page(
+            task=results["task"],
+            choice=self.spec,
+            aim=self.aim,
+            points=[Point(*trial) for trial in self.trials],
+            runs=self.cost["rounds"] / rounds,
+            sample_gradients=self.cost["sample_gradients"],
+            results=results,
+            ahead=self.compared.ahead(),
+            facts={
+                "clients": f"{len(self.compared.clients):,}",
+                "local learning rate": f"{self.solver.lr:g}",
+            },
+        )
+        return write_search(self.path, page)
+
     def __repr__(self) -> str:
         rounds = max(trial.rounds for trial in self.trials)
         finished = sum(trial.rounds == rounds for trial in self.trials)
@@ -72,6 +98,7 @@ def best(trials: Sequence[Trial]) -> Trial:
     return max((trial for trial in trials if trial.rounds == rounds), key=lambda trial: trial.value)
 
 
+@takes_settings
 def tune(
     task: Task,
     algorithms: str | Sequence[str] = PAPER,
@@ -80,12 +107,10 @@ def tune(
     trials: int = 64,
     seeds: Sequence[int] = (1, 2, 3),
     search_seed: int = 0,
-    rounds: int | None = None,
-    solver: Solver | None = None,
     local_rates: Sequence[float] = (),
     out: str | Path | None = None,
     progress: bool = True,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Tuned:
     """Searches an algorithm and its parameters for a task, and compares the choice with every default.
 
@@ -96,6 +121,7 @@ def tune(
     learning rates to try. Settings train together, and two thirds leave at a third of the rounds, and so on.
     With `out`, the same call goes on after a kill. The other options are those of `compare`.
     """
+    refuse_unknown(options, tune)
     say = _say if progress else _quiet
     trials, search_seed = python_numbers((trials, search_seed))
     whole(1, trials=trials)
@@ -109,10 +135,10 @@ def tune(
     if not task.federation.validation.any():
         task = replace(task, federation=task.federation.with_validation(VALIDATION))
         say(f"{VALIDATION:.0%} of each client's samples are taken from training for validation")
-    solver = solver or task.solver
+    settings = settings_of(task, options)
+    solver = settings.solver
     rates = tuple(dict.fromkeys([solver.lr, *python_numbers(tuple(local_rates))]))
     in_range(0, float("inf"), **{f"local_rates[{i}]": rate for i, rate in enumerate(rates)})
-    settings = Settings(rounds=rounds or task.rounds, solver=solver, **options)
     folder = None if out is None else Path(out)
     choosing = replace(task, federation=task.federation.for_choosing())
     recipe = Recipe(task.source or task.name, names, (search_seed,), settings)
@@ -127,16 +153,10 @@ def tune(
             "no setting is as fair as asked or none converged: allow more points, or more trials"
         )
     solver = replace(solver, lr=chosen.lr)
-    compared = compare(
-        task,
-        list(dict.fromkeys([chosen.spec, *names])),
-        seeds=seeds,
-        rounds=settings.rounds,
-        solver=solver,
-        out=None if folder is None else folder / "test",
-        progress=progress,
-        **options,
-    )
+    final: Options = {**options, "rounds": settings.rounds, "solver": solver}
+    kept = None if folder is None else folder / "test"
+    specs = list(dict.fromkeys([chosen.spec, *names]))
+    compared = compare(task, specs, seeds=seeds, out=kept, progress=progress, **final)
     return Tuned(chosen.spec, solver, str(asked.aim), found, cost, compared, folder)
 
 
