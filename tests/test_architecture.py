@@ -29,6 +29,7 @@ LAYERS = (
     ("report", "exchange"),
     ("comparison",),
     ("api", "flower", "nvflare"),
+    ("tune",),
     ("paper",),
     ("cli",),
 )
