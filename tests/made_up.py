@@ -55,11 +55,14 @@ def write_run(
     results = {
         "setup": "synthetic",
         "task": "synthetic",
+        "command": "",
+        "data": None,
+        "scores": [{"name": "accuracy", "kind": "accuracy"}],
         "config": {"algorithms": algorithms, "solver": {"name": "sgd", "lr": 0.01}, "probe_samples": None},
         "environment": {"fairwind": "0.1.0", "commit": "abc1234", "cpu": "<i>cpu</i>"},
         "federation": {
-            "name": "Synthetic", "clients": clients, "train_samples": 700, "test_samples": 180,
-            "smallest": 4, "median": 16, "largest": 80,
+            "name": "Synthetic", "clients": clients, "classes": None, "train_samples": 700,
+            "test_samples": 180, "smallest": 4, "median": 16, "largest": 80,
         },
         "runs": runs,
         "summary": summary,

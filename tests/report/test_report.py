@@ -454,7 +454,7 @@ def test_the_page_says_how_to_run_it_again(tmp_path: Path) -> None:
     text = Reader(html_of(tmp_path)).text
     for words in ("fairwind compare synthetic --seeds 0 1 2", "0, 1, 2", "abc123", "e5e6", "d1d2"):
         assert words in text
-    assert "alpha = 2.0, lr = 0.001" in text  # defaults are spelt out
+    assert "alpha = 2.0, size = 1.0, lr = 0.001" in text  # defaults are spelt out
 
 
 def clients_drawn(directory: Path) -> set[str]:
