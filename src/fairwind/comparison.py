@@ -24,6 +24,9 @@ from fairwind.runs.seals import check_whole, read_history, read_results
 if TYPE_CHECKING:
     import pandas
 
+    from fairwind.report.gains import Joining
+    from fairwind.report.record import Record
+
 
 @dataclass(frozen=True)
 class Result:
@@ -143,6 +146,19 @@ class Comparison:
         comparisons = max(1, len(self.results["summary"]) - 1)
         return paired_differences(a, b, kind=self.results["scores"][0]["kind"], comparisons=comparisons)
 
+    def joining(self) -> "list[Joining]":
+        """By algorithm, who gains from joining: each client's score less that of training alone.
+
+        For a comparison with the algorithm "local".
+        """
+        from fairwind.report.gains import ALONE, joining
+        from fairwind.report.paired import paired
+
+        if ALONE not in {run.algorithm for run in self.runs}:
+            raise InputError(f"training alone is not compared: add {ALONE!r} to the algorithms")
+        record = self._record()
+        return joining(record, paired(record))
+
     def report(self) -> Path:
         """Writes the report page and figures into the directory; returns the page's path."""
         if self.path is None:
@@ -166,6 +182,12 @@ class Comparison:
         """By measure, the algorithm that is shown to be the best."""
         from fairwind.report.finding import best_shown
         from fairwind.report.paired import paired
+
+        record = self._record()
+        return best_shown(record, paired(record))
+
+    def _record(self) -> "Record":
+        """As the report reads it from a directory."""
         from fairwind.report.record import Record
 
         score, loss = (
@@ -173,8 +195,7 @@ class Comparison:
         )
         history = [line for run in self.runs for line in run.history]
         sizes = np.asarray(self.test_size, dtype=np.int64)
-        record = Record(self.results, history, score, sizes, sizes, self.clients, loss=loss)
-        return best_shown(record, paired(record))
+        return Record(self.results, history, score, sizes, sizes, self.clients, loss=loss)
 
     def _scores_of(self, label: str) -> Floats:
         mine = [run.score.double().numpy() for run in self.runs if run.algorithm == label]

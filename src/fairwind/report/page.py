@@ -7,8 +7,10 @@ import altair as alt
 
 from fairwind.data.federation import Federation
 from fairwind.report import charts, groups, spread
+from fairwind.report import joining as joins
 from fairwind.report.clients import client_chart, clients_data, clients_section
 from fairwind.report.finding import best_shown, finding, how_sure
+from fairwind.report.gains import joining
 from fairwind.report.html import (
     Spec,
     escaped,
@@ -51,7 +53,7 @@ def write_report(directory: Path) -> list[Path]:
 
 def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
     """The same of a record that was read, of which it is known what is more than noise."""
-    specs = figures(record)
+    specs = figures(record, runs)
     (directory / "figures").mkdir(exist_ok=True)
     written = [write_atomic(directory / "report.html", page(record, specs, runs).encode())]
     (directory / INTERIM).unlink(missing_ok=True)
@@ -61,7 +63,7 @@ def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
     return written
 
 
-def figures(record: Record) -> dict[str, Spec]:
+def figures(record: Record, runs: Paired | None = None) -> dict[str, Spec]:
     """The Vega-Lite specs of the report by name, without colours (see `theme`)."""
     drawn: dict[str, alt.Chart | alt.LayerChart | None] = {
         "average": charts.curves(record, "avg", f"Average over clients: {record.judged.axis}"),
@@ -75,6 +77,8 @@ def figures(record: Record) -> dict[str, Spec]:
     drawn |= {"groups": groups.averages(record), "certainty": charts.certainty(record)}
     if record.names:
         drawn["clients"] = spread.clients(record)
+        if gains := joining(record, runs or paired(record)):
+            drawn["joining"] = joins.chart(record, gains)
     return {name: plain_spec(chart) for name, chart in drawn.items() if chart is not None}
 
 
@@ -85,7 +89,7 @@ def page(record: Record, specs: dict[str, Spec], runs: Paired | None = None, liv
     names = [display_name(label) for label in record.labels]
     subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
     summary = f"<section><h2>Summary</h2>{_summary(record, runs)}</section>"
-    body = [summary, *_sections(record, specs), how_section(record)]
+    body = [summary, *_sections(record, specs, runs), how_section(record)]
     data: dict[str, object] = {"names": names, "percent": record.judged.kind == "accuracy"}
     if (targets := targets_data(record)) is not None:
         data["targets"] = targets
@@ -161,7 +165,7 @@ def _further(results: Findings) -> str:
     return tables
 
 
-def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
+def _sections(record: Record, specs: dict[str, Spec], runs: Paired) -> Iterable[str]:
     several = len(record.labels) > 1
     band = (
         f"Lines are means over {record.seeds} seeds; bands reach from the lowest seed to the highest."
@@ -175,6 +179,9 @@ def _sections(record: Record, specs: dict[str, Spec]) -> Iterable[str]:
     yield section("Over the rounds", band + hint, ["average", "worst30"])
     yield targets_section(record)
 
+    if "joining" in specs:
+        gains = joins.table(record, joining(record, runs))
+        yield section("Who gains from joining?", joins.WORDS, ["joining"], gains)
     tested = len(spread.tested_clients(record))
     untested = record.score.shape[1] - tested
     if "distribution" in specs:
