@@ -127,7 +127,7 @@ def values(
         found = []
         for part in ",".join(given).split(",") if count == "*" and kind is int else given:
             try:
-                found += [kind(part)] if part else []
+                found += [kind(part)] if part or count != "*" else []
             except ValueError:
                 raise ValueError(f"{part if count == '*' else ' '.join(given)!r} is not {words}") from None
         return tuple(found) if count == "*" or len(found) > 1 else found[0]
