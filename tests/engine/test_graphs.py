@@ -14,6 +14,11 @@ from replay import Replayer
 from simulations import SOLVERS, assert_together, dropout_model, run_short, simulation, stacked_of
 
 
+@pytest.fixture(autouse=True)
+def _sorted_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "NUMPY_SORTS", False)
+
+
 def recorded_pair(
     federation: Federation, names: list[str], **options: Any
 ) -> tuple[Simulation, Simulation, Replayer]:

@@ -74,7 +74,10 @@ def replayed(graphs: str) -> Callable[[Simulation], bool]:
 
 TUNING = "fairwind.engine.tuning"
 FACTORED = {f"{TUNING}.MIN_FACTORED_NUMBERS_{engine}": 1 for engine in ("STACKED", "LOOP")}
-RECORDED: dict[str, Any] = {"fairwind.engine.stacked.executor.Graphs": Replayer}
+RECORDED: dict[str, Any] = {
+    "fairwind.engine.stacked.executor.Graphs": Replayer,
+    f"{TUNING}.NUMPY_SORTS": False,  # as on a GPU
+}
 CHUNKS, HOST, LOOP, ON = {"memory": 4e-5}, {"data_on": "host"}, {"engine": "loop"}, {"compile": "on"}
 TWO = {"workers": 2}
 LONG_STEPS = {f"{TUNING}.MIN_THREADED_SECONDS": 0}

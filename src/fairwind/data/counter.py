@@ -5,10 +5,13 @@ it, not on the chunks, not on interruptions. Works on Python integers, int64 ten
 integers.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fairwind.engine import tuning
 
 Number = TypeVar("Number", int, Tensor)
 
@@ -58,5 +61,10 @@ def shuffle(segment: Tensor, place: Tensor, keys: Tensor, longest: int) -> Tenso
         return place[torch.argsort(drawn, stable=True)]
     # One sort of plain numbers, of which no two are equal
     known = segment << 32 + bits | place
-    ordered = torch.sort(known | mix(keys[segment], place) << bits).values
+    if tuning.NUMPY_SORTS and segment.is_cpu:
+        begun: Any = keys.numpy().astype(np.uint32)[segment.numpy()]  # hashes have 32 bits
+        hashes: Any = mix(begun, place.numpy().astype(np.uint32))
+        ordered = torch.from_numpy(np.sort(known.numpy() | hashes.astype(np.int64) << bits))
+    else:
+        ordered = torch.sort(known | mix(keys[segment], place) << bits).values
     return ordered & (1 << bits) - 1

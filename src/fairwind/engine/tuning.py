@@ -74,6 +74,10 @@ MIN_FACTORED_NUMBERS_LOOP = 1 << 16  # the same in the loop; ablation.py: 1.2×
 MAX_CLASSIFIER_BYTES = 1 << 20  # of the weight of hand-written steps, for the cache; ablation.py: 2.3 to 2.5×
 MIN_SINGLE_SCORED_FLOPS = 10**7  # of a sample, with which one model fills a GPU; results/resnet-h200.json
 
+NUMPY_SORTS = (
+    True  # on a CPU, instead of PyTorch's, which takes ten times as long; engine.py: 1.1× of a round
+)
+
 # Layers on a GPU; results/engine-h200, results/sent140-h200.json
 MAX_IN_PLACE_OUTPUTS = 128  # of a 16-bit convolution that reads windows in place: a slower product
 MAX_LSTM_UNITS = 128  # whose weights fit on the chip
