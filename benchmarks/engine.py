@@ -30,7 +30,7 @@ from fairwind import Federation, Settings, algorithms
 from fairwind.contract import Probe
 from fairwind.data.samples import mapped, take
 from fairwind.engine.executor import Run
-from fairwind.engine.machine import products
+from fairwind.engine.machine import matmul_precision
 from fairwind.engine.modules import forward_operations
 from fairwind.engine.simulation import Simulation
 from fairwind.runs.environment import environment
@@ -129,7 +129,7 @@ class Loop:
             steps = sum(map(self.round, probes))
 
         torch.set_num_threads(self.threads)
-        with products(self.precision, self.device):
+        with matmul_precision(self.precision, self.device):
             seconds = taken(work)
         torch.set_num_threads(all_threads)
         return seconds / steps
@@ -144,7 +144,7 @@ class Floor:
         n = 8192 if on_gpu else 1024
         a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
         numbers = torch.zeros(1 << (30 if on_gpu else 26), device=device)
-        with products("tf32" if precision == "bf16" else precision, torch.device(device)):  # type: ignore[arg-type]
+        with matmul_precision("tf32" if precision == "bf16" else precision, torch.device(device)):  # type: ignore[arg-type]
             self.flops = 2 * n**3 / _best(lambda: a @ b)
         self.bytes = 2 * 4 * len(numbers) / _best(lambda: numbers.add_(1))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import fairwind as fw
 from command import called
 from conftest import make_federation, make_model
-from fairwind.engine.machine import gather
+from fairwind.engine.machine import find_machine
 from fairwind.exchange import Bounds, LocalClient, Privacy
 from fairwind.report.interim import read_interim
 from fairwind.report.page import page
@@ -163,7 +163,7 @@ def test_the_name_of_an_algorithm_holds_its_parameters_to_the_last_bit(value: fl
 
 def test_a_device_has_one_name() -> None:
     assert fw.Settings(device=torch.device("cuda", 1)).device == "cuda:1"  # type: ignore[arg-type]
-    assert gather(fw.Settings(device=torch.device("cpu", 0))).device == "cpu"  # type: ignore[arg-type]
+    assert find_machine(fw.Settings(device=torch.device("cpu", 0))).device == "cpu"  # type: ignore[arg-type]
     with pytest.raises(fw.InputError, match="device 'mps' is neither cpu nor cuda: give 'cpu'"):
         fw.simulate(make_task(), "fedavg", device=torch.device("mps"), progress=False)
 

@@ -63,6 +63,7 @@ def _fairness(a: Floats, n: Floats, f: Floats, kind: Kind) -> dict[str, float]:
             "jain": _jain(a),
             "gini": _gini(a),
         }
+    assert set(values) <= set(METRICS)  # else a new one would be lost without a word
     return {name: values[name] for name in METRICS if name in values}
 
 

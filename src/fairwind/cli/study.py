@@ -18,7 +18,7 @@ from fairwind.cli.terminal import err, out, say
 from fairwind.data import store
 from fairwind.data.federation import Federation
 from fairwind.data.source import Source
-from fairwind.engine.machine import gather
+from fairwind.engine.machine import find_machine
 from fairwind.engine.ranks import find
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, in_range, unknown
@@ -94,7 +94,7 @@ class Training:
         digest = cache(self.digest)
         jobs = [] if self.report_only else missing(panels, finished, self.where, digest, **self.settings)
         if jobs:  # what this machine has not is refused before the first of them
-            gather(Settings(**self.settings))
+            find_machine(Settings(**self.settings))
         failed = self._train(jobs, out_dir)
         finished, _ = read_runs(out_dir, *self.runs)
         for study in chosen:

@@ -21,7 +21,7 @@ from fairwind.engine.evaluation import Scorer
 from fairwind.engine.executor import Executor, Run, seeing
 from fairwind.engine.local import locals_of
 from fairwind.engine.loop.executor import Loop
-from fairwind.engine.machine import Machine, compute_type, gather
+from fairwind.engine.machine import Machine, compute_type, find_machine
 from fairwind.engine.memory import Memories
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import (
@@ -31,9 +31,9 @@ from fairwind.engine.plan import (
     Placement,
     StackedCounts,
     decide,
-    loop_surely,
     place,
-    settled,
+    resolved_settings,
+    why_not_stacked,
 )
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.schedule import Planner
@@ -87,7 +87,7 @@ def build_engine(
 
     `first_client` is the index of the federation's first client among all.
     """
-    runs, machine, first = list(runs), gather(settings, ranks), next(iter(models.values()))
+    runs, machine, first = list(runs), find_machine(settings, ranks), next(iter(models.values()))
     dtype = next((p.dtype for p in first.parameters() if p.requires_grad), torch.float32)
     federation = replace(federation, inputs=cast(federation.inputs, dtype))
     placed = Placement(*plan[:3]) if plan else place(settings, machine, federation.bytes)
@@ -119,7 +119,7 @@ def build_engine(
         executor = Stacked(stacked, federation, planner, runs, memories, plan, ranks)
     else:
         executor = Loop(plain, federation, planner, runs, memories, plan)
-    settings = settled(settings, machine, plan)
+    settings = resolved_settings(settings, machine, plan)
     return BuiltEngine(settings, plan, federation, planner, plain, stacked, x, memories, executor)
 
 
@@ -139,7 +139,7 @@ def _planned(
     """The plan, and the stacked model if it has one."""
     case = Case(settings, machine, _counts(plain, planner, runs))
     stacked: StackedModel | None = None
-    stacking: StackedCounts | str = loop_surely(case)
+    stacking: StackedCounts | str = why_not_stacked(case)
     if not stacking:
         try:
             compute = compute_type(placed.precision.value)

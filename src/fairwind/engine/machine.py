@@ -33,7 +33,7 @@ class Machine(NamedTuple):
         return self.device != "cpu"
 
 
-def gather(settings: Settings, ranks: Ranks = ALONE) -> Machine:
+def find_machine(settings: Settings, ranks: Ranks = ALONE) -> Machine:
     """The facts of this machine; refuses settings that ask for what it does not have."""
     device = settings.device
     if device == "auto":
@@ -115,7 +115,7 @@ def compute_type(precision: Precision) -> torch.dtype | None:
 
 
 @contextmanager
-def products(precision: Precision, device: torch.device) -> Iterator[None]:
+def matmul_precision(precision: Precision, device: torch.device) -> Iterator[None]:
     """Allows TF32 products of float32 matrices on a GPU, unless the precision is float32."""
     if device.type != "cuda":
         yield

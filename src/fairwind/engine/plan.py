@@ -5,11 +5,12 @@ the plan: another one, made with `_replace`, is another path to the same numbers
 """
 
 from dataclasses import replace
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 from fairwind.engine import tuning
 from fairwind.engine.machine import Machine
 from fairwind.engine.settings import Engine, Precision, Settings
+from fairwind.engine.solver import Method
 from fairwind.errors import InputError
 
 Value = TypeVar("Value", bound=str | int | float, covariant=True)
@@ -219,12 +220,12 @@ class Case(NamedTuple):
         return f"on a CPU {why}, and stacking gains nothing"
 
 
-def loop_surely(case: Case) -> str:
+def why_not_stacked(case: Case) -> str:
     """Why clients train one after another, even if the model can be stacked; empty if that must be tried."""
     if case.settings.engine == "loop":
         return "engine=loop"
     if own := case.counts.own_optimizer:
-        return f"{own} is not one of the optimizers that are stacked (sgd, adam, adamw, rmsprop)"
+        return f"{own} is not one of the optimizers that are stacked ({', '.join(get_args(Method))})"
     # Trying is expensive for a large model, so it is left out where stacking cannot gain.
     if case.chosen_by_speed and case.loop_seconds < case.stacked_seconds():
         return case.gains_nothing
@@ -244,7 +245,7 @@ def decide(case: Case, placed: Placement, stacking: StackedCounts | str) -> Exec
     return _stacked(case, placed, stacking, "the model can be stacked")
 
 
-def settled(settings: Settings, machine: Machine, plan: ExecutionPlan) -> Settings:
+def resolved_settings(settings: Settings, machine: Machine, plan: ExecutionPlan) -> Settings:
     """Settings with what was decided, which recipes keep: with these, the same is decided again."""
     return replace(
         settings,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairwind.aggregation import usable_clients
 from fairwind.contract import Cohort, Report, WeighingAlgorithm
-from fairwind.engine.machine import products
+from fairwind.engine.machine import matmul_precision
 from fairwind.engine.workers import Workers
 
 
@@ -72,7 +72,7 @@ class RoundUpdates:
             return (some @ some.mT).double()
 
         whole = usable.new_zeros(len(usable), len(usable), dtype=torch.float64)
-        with products("float32", rows.device):
+        with matmul_precision("float32", rows.device):
             for found in self.workers.map(work, pieces):
                 whole += found
         return whole[rows][:, rows]
@@ -101,7 +101,7 @@ class RoundUpdates:
             update, part = given
             return [part.to(matrix.dtype) @ matrix for matrix in update]
 
-        with products("float32", rows.device):
+        with matmul_precision("float32", rows.device):
             for found in self.workers.map(work, list(zip(self.updates, parts, strict=True))):
                 for sum_, each in zip(total, found, strict=True):
                     sum_ += each

@@ -17,7 +17,7 @@ from fairwind.engine.evaluation import Curves, averaged, judge_views, split, tra
 from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.local import local_part
 from fairwind.engine.losses.loss import cross_entropy
-from fairwind.engine.machine import products
+from fairwind.engine.machine import matmul_precision
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.settings import Model, Settings
@@ -93,7 +93,7 @@ class Simulation:
         for r in asking:
             first.setdefault(self.runs[r].seed, r)
         if first:
-            with products(self.settings.precision, self.x.device):
+            with matmul_precision(self.settings.precision, self.x.device):
                 x = self.x[list(first.values())]
                 losses = training_losses(self.engine.scorer, self.federation, x, self.ranks)
             for r in asking:
@@ -118,7 +118,10 @@ class Simulation:
         if not self.history:
             self.start()
         began = time.perf_counter()
-        with self.engine.threads(self.executor.threads), products(self.settings.precision, self.x.device):
+        with (
+            self.engine.threads(self.executor.threads),
+            matmul_precision(self.settings.precision, self.x.device),
+        ):
             self.client_steps += self.executor.prepare(self.round)
             self.executor.round(self.x, self.loss0, self._shared, self._advance)
         self.round += 1
@@ -177,7 +180,7 @@ class Simulation:
         """Every client's test loss and scores now, added to the history."""
         self._check_losses(self.lowest[:, None])
         trained = self.views, self.runs, self.x, self.states, self.memories
-        with products(self.settings.precision, self.x.device):
+        with matmul_precision(self.settings.precision, self.x.device):
             scorers = self.engine.scorer, self.stacked or self.plain
             judged = judge_views(*trained, scorers, self.federation, *self.test, self.ranks)
         self.loss, self.score, *self.other_scores = judged

@@ -183,8 +183,8 @@ class Solver:
         if self.optimizer == "rmsprop":
             own: dict[str, Any] = {"alpha": self.smoothing, "eps": self.eps, "momentum": self.momentum}
             return torch.optim.RMSprop(parameters, **own, **decay)
-        adam = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return adam(parameters, betas=self.betas, eps=self.eps, **decay)
+        kinds: dict[Method, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        return kinds[self.optimizer](parameters, betas=self.betas, eps=self.eps, **decay)
 
 
 def option_names() -> list[str]:

@@ -16,7 +16,7 @@ from fairwind.engine.builder import build_engine
 from fairwind.engine.checks import build, check_runs
 from fairwind.engine.evaluation import client_scores, split, training_losses
 from fairwind.engine.executor import Run
-from fairwind.engine.machine import products
+from fairwind.engine.machine import matmul_precision
 from fairwind.engine.ranks import ALONE
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, python_numbers, whole
@@ -113,7 +113,7 @@ class LocalClient:
             first_loss = self.loss(weights)
         known = torch.nan if first_loss is None else first_loss
         loss0 = torch.full((1, 1), known, dtype=torch.float64, device=x.device)
-        with self.engine.threads(self.executor.threads), products(self.settings.precision, x.device):
+        with self.engine.threads(self.executor.threads), matmul_precision(self.settings.precision, x.device):
             self.executor.prepare(round)
             ((_, _, report, update),) = self.executor.updates(x[None], loss0, lambda run: u)
         steps = torch.where(report.steps.isnan(), 0, report.steps)  # some solvers do not have them
@@ -154,7 +154,7 @@ class LocalClient:
 
     @contextmanager
     def _judging(self) -> Iterator[None]:
-        with self.engine.threads(1), products(self.settings.precision, self.plain.start.device):
+        with self.engine.threads(1), matmul_precision(self.settings.precision, self.plain.start.device):
             yield
 
     def _received(self, weights: Mapping[str, Any]) -> Tensor:

@@ -50,6 +50,8 @@ class RunKey(NamedTuple):
         # A field that did not exist when a run was stored has its default.
         every = dataclasses.asdict(Settings()) | dict(settings)
         decide = {name: every[name] for name in names_of("numbers")}
+        if every["target"] is not None:  # then the rounds that are evaluated decide which is the last
+            decide["eval_every"] = every["eval_every"]
         decide["solver"] = dataclasses.asdict(Solver()) | every["solver"]
         texts = [json.dumps(value, sort_keys=True) for value in (data, given, decide)]
         return cls(texts[0], texts[1], seed, texts[2])

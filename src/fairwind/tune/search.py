@@ -272,7 +272,7 @@ def _stacks(asked: Search, settings: list[tuple[str, float]]) -> list[Stack]:
 
 def _stack(asked: Search, lr: float, specs: tuple[str, ...]) -> Stack:
     given = asked.settings.settings
-    settings = replace(given, solver=replace(given.solver, lr=lr), eval_every=asked.rounds + 1)
+    settings = replace(given, solver=replace(given.solver, lr=lr), eval_every=asked.rounds + 1, target=None)
     recipe = replace(asked.settings, algorithms=specs, settings=settings)
     return Stack(lr, specs, recipe.build(asked.task))
 

@@ -14,7 +14,7 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, mapped, take
 from fairwind.engine import tuning
 from fairwind.engine.layout import Parts
-from fairwind.engine.machine import products
+from fairwind.engine.machine import matmul_precision
 from fairwind.engine.modules import activations, copied, duplicate, read
 from fairwind.engine.plain import PlainModel, judged
 from fairwind.engine.stacked.gradients import Dense, Factored, Gradient, is_linear, watch
@@ -265,7 +265,7 @@ def stack(
         raise CannotStackError(why)
     stacked = StackedModel(model, plain, federation.device, compute)
     try:
-        with products("float32", federation.device):
+        with matmul_precision("float32", federation.device):
             stacked._try(plain, federation)
             if factored:
                 stacked.factorable = stacked._factorable(plain.start, federation)

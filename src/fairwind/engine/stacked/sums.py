@@ -9,7 +9,7 @@ from fairwind.aggregation import contribute, usable_clients
 from fairwind.contract import AnyAlgorithm, CohortAlgorithm, GramAlgorithm, Report
 from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.layout import Layout
-from fairwind.engine.machine import products
+from fairwind.engine.machine import matmul_precision
 from fairwind.engine.round_updates import RoundUpdates
 from fairwind.engine.stacked.chunks import Chunk
 
@@ -72,7 +72,7 @@ def contributions(
     if sums and not (waits and usable.all()):
         for update in delta:
             update.masked_fill_(~usable[:, None], 0)
-    with products("float32", coef.device):
+    with matmul_precision("float32", coef.device):
         updates = [
             scale * (scaled @ update).double()
             if sums  # servers that see all updates weight them later
