@@ -24,7 +24,7 @@ from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.data.samples import mapped, take
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import cross_entropy
-from fairwind.engine.modules import call
+from fairwind.engine.modules import call, read
 from fairwind.engine.simulation import Simulation
 from fairwind.runs.environment import environment
 from fairwind.scores import accuracy
@@ -39,7 +39,7 @@ BATCH_SIZE = {"small": 3, "larger": 10}
 
 def torch_cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
     """PyTorch's own, of the first output, with the classes in its last dimension."""
-    logits = first_output(outputs)
+    logits = first_output(read(outputs))
     return functional.cross_entropy(logits if logits.dim() == 2 else logits.movedim(-1, 1), targets)
 
 
