@@ -119,7 +119,9 @@ def search(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict
             spent = content["cost"]
         else:
             say(f"{wanted} settings, {asked.rungs[0]} to {asked.rounds} rounds each")
+            began = time.perf_counter()
             trials, spent = _raced(asked, settings, folder, say)
+            spent["seconds"] = time.perf_counter() - began
             if finished is not None:
                 write_json(finished, {"trials": trials, "cost": spent})
         _tell(study, first, trials, asked)

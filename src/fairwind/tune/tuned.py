@@ -31,7 +31,7 @@ class Tuned:
     solver: Solver  #: The chosen local solver.
     aim: str  #: What was searched for, in words.
     trials: list[Trial]  #: All settings that were tried, in order.
-    cost: dict[str, float]  #: Of the search: rounds, sample_gradients, bytes_up, bytes_down.
+    cost: dict[str, float]  #: Of the search: rounds, sample_gradients, bytes_up, bytes_down, seconds.
     compared: Comparison  #: The choice and every default on the test part, under other seeds.
     path: Path | None = None
     """The directory, if it was kept in one."""
