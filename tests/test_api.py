@@ -40,6 +40,7 @@ def test_public_names() -> None:
         "Task",
         "Tracked",
         "Tracker",
+        "Tuned",
         "algorithms",
         "augment",
         "compare",
@@ -48,6 +49,7 @@ def test_public_names() -> None:
         "scores",
         "setup",
         "simulate",
+        "tune",
     ]
     assert list(fw.algorithms.REGISTRY)[:5] == ["fedavg", "fedadam", "fednova", "qfedavg", "adafedadam"]
     assert all(getattr(fw.algorithms, name) is build for name, build in fw.algorithms.REGISTRY.items())
