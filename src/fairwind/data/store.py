@@ -142,6 +142,7 @@ def keep(
 
 def save(path: Path, federation: Federation, made: Preparation) -> Entry:
     """Writes an entry, whole or not at all."""
+    assert not federation.validation.any()  # these are drawn when the data is loaded
     cache = path.parent
     manifest: dict[str, object] = {
         **made,

@@ -14,6 +14,7 @@ from fairwind.data.samples import kind
 from fairwind.errors import printable
 from fairwind.report.html import frame, plain_spec, section, write_figure
 from fairwind.report.record import thin
+from fairwind.report.table import sample_counts
 from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic, writing_pages
 
@@ -172,7 +173,7 @@ def _facts(federation: Federation) -> dict[str, str]:
     facts = {
         "federation": d["name"],
         "clients": f"{d['clients']:,}",
-        "samples": f"{d['train_samples']:,} to train, {d['test_samples']:,} to test",
+        "samples": sample_counts(d),
         "training samples of a client": f"{d['smallest']:,} to {d['largest']:,}, median {d['median']:,g}",
         "groups": _sizes(d.get("groups", {})),
         "inputs": kind(federation.inputs),

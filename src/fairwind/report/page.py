@@ -33,6 +33,7 @@ from fairwind.report.table import (
     measures,
     notes,
     reading,
+    sample_counts,
     seed_count,
 )
 from fairwind.report.targets import targets_data, targets_section
@@ -125,7 +126,7 @@ def _facts(results: Results | FindingsSoFar) -> dict[str, str]:
     if "clients" in federation:  # older runs say so only when they are finished
         told |= {
             "clients": f"{federation['clients']:,}",
-            "samples": f"{federation['train_samples']:,} to train, {federation['test_samples']:,} to test",
+            "samples": sample_counts(federation),
             "training samples of a client": (
                 f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
             ),

@@ -11,7 +11,7 @@ from rich.text import Text
 from fairwind.errors import printable
 from fairwind.metrics import OF_ACCURACIES
 from fairwind.runs.references import is_reference
-from fairwind.runs.schema import Findings, Metric, OverSeeds, SummaryRow
+from fairwind.runs.schema import FederationFacts, Findings, Metric, OverSeeds, SummaryRow
 
 
 class Measure(NamedTuple):
@@ -218,6 +218,13 @@ def mean_and_spread(value: OverSeeds | None, measure: Measure, seeds: int) -> tu
         return "–", ""
     spread = value["std"]
     return measure.text(value["mean"]), "" if spread is None or seeds == 1 else measure.text(spread)
+
+
+def sample_counts(federation: FederationFacts) -> str:
+    """How many samples each part has."""
+    chosen = federation.get("validation_samples", 0)
+    between = f"{chosen:,} to choose, " if chosen else ""
+    return f"{federation['train_samples']:,} to train, {between}{federation['test_samples']:,} to test"
 
 
 def seed_count(results: Findings) -> int:
