@@ -8,7 +8,7 @@ import altair as alt
 
 from fairwind.report.html import chart_html, escaped, frame, measures_table, plain_spec, table_html
 from fairwind.report.table import algorithm_of, display_name, measures
-from fairwind.report.theme import theme
+from fairwind.report.theme import SPACE, theme
 from fairwind.runs.files import write_atomic
 from fairwind.runs.schema import Findings
 
@@ -43,6 +43,11 @@ class Page(NamedTuple):
 def plane(page: Page) -> alt.LayerChart:
     """Average against worst 30 %, better to the right and up; settings that left early are small."""
     most = max(point.rounds for point in page.points)
+    labels = list(dict.fromkeys(algorithm_of(point.spec) for point in page.points))
+    names = [display_name(label) for label in labels]
+    wide = 40 + 7 * max(map(len, names))
+    columns = alt.ExprRef(f"max(1, floor({SPACE} / {wide}))")
+    key = alt.Legend(orient="top", title=None, columns=columns)
     rows = [
         {
             "algorithm": display_name(algorithm_of(point.spec)),
@@ -67,29 +72,18 @@ def plane(page: Page) -> alt.LayerChart:
         .encode(
             x=x,
             y=y,
-            color=alt.Color(
-                "algorithm:N", scale=alt.Scale(domain=_names(page)), legend=alt.Legend(orient="top")
-            ),
+            color=alt.Color("algorithm:N", scale=alt.Scale(domain=names), legend=key),
             size=alt.Size("share:Q", scale=alt.Scale(domain=[0, 1], range=[16, 140]), legend=None),
             tooltip=["setting:N", "local rate:Q", "rounds:Q", *tooltip],
         )
     )
     ring = alt.Chart(alt.InlineData(chosen)).mark_point(size=420, strokeWidth=2.5).encode(x=x, y=y)
-    name = (
-        alt.Chart(alt.InlineData(chosen))
-        .mark_text(align="right", dx=-16, dy=4, fontSize=12, fontWeight=600)
-        .encode(x=x, y=y, text="setting:N")
-    )
     return alt.LayerChart(
-        layer=[dots, ring, name],
+        layer=[dots, ring],
         width="container",
         height=400,
         description="Average and worst 30 % of every setting that was tried, on the validation samples",
     )
-
-
-def _names(page: Page) -> list[str]:
-    return list(dict.fromkeys(display_name(algorithm_of(point.spec)) for point in page.points))
 
 
 def write_search(folder: Path, page: Page) -> Path:
