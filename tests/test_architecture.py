@@ -29,7 +29,7 @@ LAYERS = (
     ("report", "exchange"),
     ("comparison",),
     ("api", "flower", "nvflare"),
-    ("tune",),
+    ("choosing",),
     ("paper",),
     ("cli",),
 )

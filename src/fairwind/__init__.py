@@ -4,6 +4,7 @@ __version__ = "0.1.0"
 
 from fairwind import algorithms, augment, models, scores
 from fairwind.api import compare, setup, simulate
+from fairwind.choosing import Tuned, tune
 from fairwind.comparison import Comparison, Result, load
 from fairwind.contract import (
     Algorithm,
@@ -28,7 +29,6 @@ from fairwind.errors import InputError
 from fairwind.scores import Score
 from fairwind.task import Task
 from fairwind.tracking import Tracked, Tracker
-from fairwind.tune import Tuned, tune
 
 __all__ = [
     "Algorithm",

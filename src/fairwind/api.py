@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from fairwind import setups
-from fairwind.algorithms import REGISTRY, with_sets
+from fairwind.algorithms import BASELINES, REGISTRY, with_sets
 from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import AnyAlgorithm, is_algorithm
 from fairwind.engine.ranks import find, join
@@ -113,8 +113,11 @@ def compare(
     checkpoint_every = python_numbers(checkpoint_every)
     in_range(0, math.inf, checkpoint_every=checkpoint_every)
     own = labelled(algorithms)
-    recipe = Recipe(task.source or task.name, tuple(own), _several(seeds), settings_of(task, options))
+    recipe = Recipe(task.source or task.name, tuple(own), several_seeds(seeds), settings_of(task, options))
     given = {label: algorithm for label, algorithm in own.items() if is_algorithm(algorithm)}
+    for label in BASELINES:
+        if label in given and not getattr(given[label], "alone", False):
+            raise InputError(f"{label!r} names the baseline of training alone: call your algorithm otherwise")
     recipe.check(given)
     path = None if out is None else Path(out)
     tracking = Tracking(track if find().first else ())
@@ -172,7 +175,7 @@ def page_of(path: Path) -> Path | None:
         return None
 
 
-def _several(seeds: Any) -> tuple[int, ...]:
+def several_seeds(seeds: Any) -> tuple[int, ...]:
     """The seeds as given: a list, a range, an array."""
     found = python_numbers(seeds)
     if isinstance(found, int | float):

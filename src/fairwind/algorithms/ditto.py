@@ -5,17 +5,14 @@ ICML 2021, Algorithm 1.
 """
 
 import math
-from typing import Annotated
 
 from fairwind.algorithms.fedavg import Sums, fedavg
-from fairwind.algorithms.ranges import Range, ServerRate, Size
+from fairwind.algorithms.ranges import ServerRate, Size
 from fairwind.contract import PersonalAlgorithm, Stateless
 from fairwind.errors import in_range
 
 
-def ditto(
-    *, lam: Annotated[float, Range(0.01, 10.0)] = 1.0, size: Size = 1.0, lr: ServerRate = 1.0
-) -> PersonalAlgorithm[Stateless, Sums]:
+def ditto(*, lam: float = 1.0, size: Size = 1.0, lr: ServerRate = 1.0) -> PersonalAlgorithm[Stateless, Sums]:
     """Ditto with its λ; the global model is FedAvg's, and personal ones start at the first global one.
 
     With λ = 0 clients train alone; a larger λ keeps them closer to the global model.

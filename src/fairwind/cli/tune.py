@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from fairwind import algorithms
+from fairwind.choosing import tune
 from fairwind.cli.options import Names, described, options_of, values
 from fairwind.cli.terminal import note, out
 from fairwind.engine.ranks import find
@@ -15,7 +16,6 @@ from fairwind.runs.folder import new_directory
 from fairwind.runs.recipe import changed_settings
 from fairwind.runs.references import is_reference, load_task
 from fairwind.setups import Where, task
-from fairwind.tune import tune
 
 
 @described

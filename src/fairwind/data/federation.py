@@ -44,8 +44,11 @@ class Federation:
     validation: Tensor = field(default_factory=lambda: torch.empty(0))  # (K,) likewise; none if empty
 
     def __post_init__(self) -> None:
-        if not len(self.validation):
+        if not self.validation.any():  # of a copy with other clients, too
             object.__setattr__(self, "validation", torch.zeros_like(self.train))
+        if len(self.validation) != len(self.train):
+            many = f"{len(self.train)} and {len(self.validation)} clients"
+            raise InputError(f"training and validation samples are counted for {many}: give both as many")
         object.__setattr__(self, "groups", read_groups(self.names, self.groups))
         if (self.train < 1).any():
             empty = self.names[int((self.train < 1).nonzero()[0])]
@@ -189,7 +192,7 @@ class Federation:
         `test`, if given, says for each whether it is a test sample; then there is no random split, and
         samples keep their order. `validation` is a share, or, beside `test`, likewise.
         """
-        train, seed, classes = python_numbers((train, seed, classes))
+        train, seed, classes, validation = python_numbers((train, seed, classes, validation))
         whole(0, seed=seed)
         if not isinstance(train, int | float) or not 0 < train <= 1:
             raise InputError(f"train={train!r} is out of range: the training share lies in (0, 1]")
@@ -208,7 +211,11 @@ class Federation:
         chosen = torch.zeros_like(size)
         if test is not None:
             test = torch.as_tensor(test, dtype=torch.bool)
-            own = torch.zeros_like(test) if own is None else torch.as_tensor(own, dtype=torch.bool) & ~test
+            own = torch.zeros_like(test) if own is None else torch.as_tensor(own, dtype=torch.bool)
+            if not len(test) == len(own) == len(owner):
+                raise InputError(f"test and validation say it for each of {len(owner)} samples: give as many")
+            if (test & own).any():
+                raise InputError("a sample is for testing and for validation: it can be one of them")
             order = torch.argsort(3 * owner + 2 * test + own.long(), stable=True)
             kept = torch.bincount(owner[~test & ~own], minlength=len(names))
             chosen = torch.bincount(owner[own], minlength=len(names))

@@ -260,6 +260,8 @@ class Simulation:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Resumes from a checkpoint of the same simulation."""
         for name, place in self._tensors().items():
+            if place.shape != checkpoint.tensors[name].shape:  # it would be broadcast
+                raise ValueError(f"the checkpoint's {name} is of another shape")
             place.copy_(checkpoint.tensors[name])
         self.score, self.loss = checkpoint.tensors["score"], checkpoint.tensors["loss"]
         self.other_scores = [checkpoint.tensors[f"score.{score.name}"] for score in self.scores[1:]]

@@ -23,6 +23,7 @@ class Point(NamedTuple):
     rounds: int
     average: float | None
     worst30: float | None
+    kind: int
     value: float
 
 
@@ -92,7 +93,7 @@ def write_search(folder: Path, page: Page) -> Path:
     labels = list(dict.fromkeys(algorithm_of(point.spec) for point in page.points))
     most = max(point.rounds for point in page.points)
     whole = sum(point.rounds == most for point in page.points)
-    best = sorted(page.points, key=lambda point: -point.value)[:MOST_ROWS]
+    best = sorted(page.points, key=lambda point: (point.kind, point.value), reverse=True)[:MOST_ROWS]
     rows = [
         [
             display_name(point.spec),

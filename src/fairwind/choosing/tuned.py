@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from fairwind.algorithms import PAPER, REGISTRY, with_sets
-from fairwind.api import compare, refuse_unknown, settings_of, takes_settings
+from fairwind.algorithms import BASELINES, PAPER, REGISTRY, with_sets
+from fairwind.api import compare, refuse_unknown, settings_of, several_seeds, takes_settings
+from fairwind.choosing.search import FAIR, Aim, Search, Trial, search
 from fairwind.comparison import Comparison
-from fairwind.engine.settings import Options
+from fairwind.engine.settings import Options, names_of
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, in_range, needs_extra, python_numbers, unknown, whole
+from fairwind.errors import InputError, first_line, in_range, needs_extra, python_numbers, unknown, whole
 from fairwind.runs.files import read_json, write_json
 from fairwind.runs.folder import held
 from fairwind.runs.recipe import Recipe
+from fairwind.runs.spec import arguments, parameters
 from fairwind.task import Task
-from fairwind.tune.search import Aim, Search, Trial, search
 
 VALIDATION = 0.1  # share of the samples, where a federation has no validation part
 SEARCHED = "search.json"
@@ -95,7 +96,7 @@ def _quiet(text: str) -> None:
 def best(trials: Sequence[Trial]) -> Trial:
     """Of those trained to the end, the first with the largest value."""
     rounds = max(trial.rounds for trial in trials)
-    return max((trial for trial in trials if trial.rounds == rounds), key=lambda trial: trial.value)
+    return max((trial for trial in trials if trial.rounds == rounds), key=lambda trial: trial.order)
 
 
 @takes_settings
@@ -123,21 +124,25 @@ def tune(
     """
     refuse_unknown(options, tune)
     say = _say if progress else _quiet
+    if not isinstance(task, Task):
+        raise InputError(
+            f"a {type(task).__name__} is not a task: make one with fairwind.Task(model, federation)"
+        )
     trials, search_seed = python_numbers((trials, search_seed))
     whole(1, trials=trials)
     whole(0, search_seed=search_seed)
-    names = tuple(dict.fromkeys(with_sets([algorithms] if isinstance(algorithms, str) else algorithms)))
-    for name in names:
-        if name.partition(":")[0] not in REGISTRY:
-            raise unknown("algorithm", name, REGISTRY)
-    if search_seed in seeds:
+    names, final_seeds, settings = _named(algorithms), several_seeds(seeds), settings_of(task, options)
+    if search_seed in final_seeds:
         raise InputError(f"seed {search_seed} is the search's: give other seeds, or another search_seed")
-    if not task.federation.validation.any():
-        task = replace(task, federation=task.federation.with_validation(VALIDATION))
-        say(f"{VALIDATION:.0%} of each client's samples are taken from training for validation")
-    settings = settings_of(task, options)
-    solver = settings.solver
-    rates = tuple(dict.fromkeys([solver.lr, *python_numbers(tuple(local_rates))]))
+    Recipe(task.source or task.name, names, final_seeds, settings).check()
+    for seed in final_seeds:
+        whole(0, seeds=seed)
+    if not final_seeds:
+        raise InputError("there are no seeds for the comparison at the end: give one at least")
+    task = _with_validation(task, say)
+    solver, others = settings.solver, python_numbers(local_rates)
+    others = (others,) if isinstance(others, int | float) else tuple(python_numbers(list(others)))
+    rates = tuple(dict.fromkeys([solver.lr, *others]))
     in_range(0, float("inf"), **{f"local_rates[{i}]": rate for i, rate in enumerate(rates)})
     folder = None if out is None else Path(out)
     choosing = replace(task, federation=task.federation.for_choosing())
@@ -148,16 +153,70 @@ def tune(
     found, cost = _searched(asked, say)
     chosen = best(found)
     say(f"{chosen.spec} is {asked.aim} on the validation samples")
-    if chosen.value < -1e8:
+    if chosen.kind < FAIR:
         raise InputError(
             "no setting is as fair as asked or none converged: allow more points, or more trials"
         )
     solver = replace(solver, lr=chosen.lr)
     final: Options = {**options, "rounds": settings.rounds, "solver": solver}
     kept = None if folder is None else folder / "test"
-    specs = list(dict.fromkeys([chosen.spec, *names]))
-    compared = compare(task, specs, seeds=seeds, out=kept, progress=progress, **final)
-    return Tuned(chosen.spec, solver, str(asked.aim), found, cost, compared, folder)
+    spec = next((name for name in names if _same(name, chosen.spec)), chosen.spec)
+    specs = list(dict.fromkeys([spec, *names]))
+    compared = compare(task, specs, seeds=final_seeds, out=kept, progress=progress, **final)
+    return Tuned(spec, solver, str(asked.aim), found, cost, compared, folder)
+
+
+def _named(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The algorithms to search, each once."""
+    several: list[object] = [given] if isinstance(given, str) or not isinstance(given, Sequence) else [*given]
+    for each in several:
+        if not isinstance(each, str):
+            raise InputError(
+                f"a search is among algorithms by name, not a {type(each).__name__}: give 'adafedadam', or "
+                "'adafedadam:alpha=0' to keep a parameter"
+            )
+    names: list[str] = []
+    for name in with_sets([str(each) for each in several]):
+        kind = name.partition(":")[0]
+        if kind in BASELINES:
+            raise InputError(f"{kind!r} is a baseline, and not searched: compare it with the choice")
+        if kind not in REGISTRY:
+            raise unknown("algorithm", name, REGISTRY)
+        if not any(_same(name, other) for other in names):
+            names.append(name)
+    if not names:
+        raise InputError("there is nothing to search: name at least one algorithm")
+    return tuple(names)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two specs are one algorithm with the same parameters."""
+    known = {name: parameters(builder) for name, builder in REGISTRY.items()}
+    kinds = [spec.partition(":")[0] for spec in (one, other)]
+    given = [arguments("algorithm", spec, known) for spec in (one, other)]
+    return kinds[0] == kinds[1] and given[0] == given[1]
+
+
+def _with_validation(task: Task, say: Callable[[str], None]) -> Task:
+    """The task with validation samples, which most clients must have: a choice overlooks the others."""
+    if not task.federation.validation.any():
+        if int(task.federation.sizes.max()) * VALIDATION < 1:
+            raise InputError(
+                f"the clients are too small for validation samples ({VALIDATION:.0%} of each): take a larger "
+                "share, as in federation.with_validation(0.3)"
+            )
+        task = replace(task, federation=task.federation.with_validation(VALIDATION))
+        say(f"{VALIDATION:.0%} of each client's samples are taken from training for validation")
+    federation = task.federation
+    none = int(((federation.validation == 0) & (federation.test > 0)).sum())
+    if 2 * none > len(federation):
+        raise InputError(
+            f"{none} of {len(federation)} clients have no validation samples, and a choice would overlook "
+            "them: take a larger share, as in federation.with_validation(0.3)"
+        )
+    if none:
+        say(f"{none} of {len(federation)} clients have no validation samples: the search does not see them")
+    return task
 
 
 def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict[str, float]]:
@@ -165,11 +224,14 @@ def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], d
     if asked.folder is None:
         return search(asked, say)
     identity = json.loads(json.dumps(_identity(asked)))
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        asked.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {asked.folder}: {error.strerror}; give another out") from None
     with held(asked.folder):
         place = asked.folder / SEARCHED
         if place.exists():
-            content = read_json(place)
+            content = _read_search(place)
             for name, value in identity.items():
                 if content["asked"].get(name) != value:
                     raise InputError(
@@ -184,10 +246,23 @@ def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], d
     return found, cost
 
 
+def _read_search(place: Path) -> dict[str, Any]:
+    try:
+        content = read_json(place)
+        if not isinstance(content["asked"], dict):
+            raise ValueError("it is no search")
+        for trial in content.get("trials", []):
+            Trial(*trial)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{place} cannot be read ({first_line(error)}): give another out") from None
+    return content
+
+
 def _identity(asked: Search) -> dict[str, Any]:
     """What a search that goes on must have in common with the one that was begun."""
     simulation = replace(asked.settings, algorithms=("fedavg",)).build(asked.task)
     known = asked.settings.with_digests(asked.task, simulation).to_json()
+    decide = {name: known["settings"][name] for name in names_of("numbers") if name != "target"}
     return {
         "task": known["setup"],
         "data": asked.task.federation.digest(),
@@ -198,5 +273,7 @@ def _identity(asked: Search) -> dict[str, Any]:
         "rounds": asked.rounds,
         "seed": asked.seed,
         "local rates": list(asked.rates),
-        "solver": known["settings"]["solver"],
+        "loss or score": known["judged_by"],
+        "augmentation": known["augment"],
+        **decide,
     }

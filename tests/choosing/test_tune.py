@@ -11,11 +11,12 @@ import fairwind as fw
 from conftest import make_federation, make_model
 from fairwind import InputError, algorithms
 from fairwind.algorithms.ranges import ranges
+from fairwind.choosing import Aim, Tuned, search, tune, tuned
 from fairwind.engine.executor import Run
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
+from fairwind.runs.files import write_json
 from fairwind.runs.spec import parameters
-from fairwind.tune import Aim, Tuned, search, tune, tuned
 from narrowed import config_of
 
 SIZES = [30, 12, 60, 25, 18, 40, 90, 15]
@@ -51,8 +52,8 @@ def test_every_default_is_where_it_is_searched() -> None:
 def test_the_choice_is_the_best_of_those_trained_to_the_end(result: Tuned) -> None:
     finished = [trial for trial in result.trials if trial.rounds == 36]
     assert 1 <= len(finished) < len(result.trials) == 12
-    assert result.choice.value == max(trial.value for trial in finished)
-    assert result.spec == result.choice.spec
+    assert result.choice.order == max(trial.order for trial in finished)
+    assert result.spec in (result.choice.spec, result.choice.spec.partition(":")[0])
     assert result.cost["rounds"] == sum(trial.rounds for trial in result.trials) < 12 * 36
     assert config_of(result.compared.results["config"])["seeds"] == (1, 2, 3)
     labels = [row["algorithm"] for row in result.compared.results["summary"]]
@@ -186,7 +187,7 @@ def test_parameters_that_are_given_stay() -> None:
 )
 def test_aims(text: str, worse: tuple[float, float], better: tuple[float, float], sign: int) -> None:
     aim = Aim.read(text)
-    assert aim.value(*better, sign) > aim.value(*worse, sign) > aim.value(None, None, sign)
+    assert aim.judge(*better, sign) > aim.judge(*worse, sign) > aim.judge(None, None, sign)
 
 
 @pytest.mark.parametrize(
@@ -199,11 +200,78 @@ def test_aims(text: str, worse: tuple[float, float], better: tuple[float, float]
         ({"seeds": [0, 1]}, "seed 0 is the search's"),
         ({"aim": "within=0.0001", "trials": 4}, "no setting is as fair as asked"),
         ({"local_rates": [-1.0]}, "local_rates"),
+        ({"algorithms": ["local", "fedavg"]}, "'local' is a baseline"),
+        ({"algorithms": fw.algorithms.fedavg()}, "algorithms by name"),
+        ({"algorithms": []}, "nothing to search"),
+        ({"algorithms": "fedavg:foo=1"}, "parameter of fedavg"),
+        ({"seeds": []}, "no seeds"),
+        ({"seeds": (1, 1)}, "given twice"),
+        ({"seeds": 3}, "is one number"),
     ],
 )
 def test_mistakes_are_told(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         tuned_quietly(task(), **options)
+
+
+def test_a_diverged_setting_is_below_every_other_whatever_the_score() -> None:
+    aim = Aim.read("worst30")
+    assert aim.judge(1e10, 1e10, -1) > aim.judge(None, None, -1)
+    assert Aim.read("within=1e9").judge(1e10, 1.3e10, -1) < Aim.read("within=1e9").judge(1e12, 1e12, -1)
+
+
+def test_a_kill_between_checkpoints_and_their_list_mixes_no_settings(
+    result: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time that rungs are written: the checkpoints are of fewer settings than the list."""
+    asked, options = replace(task(), rounds=90), {"algorithms": ["fedavg", "fedadam"], "trials": 8}
+    whole = tuned_quietly(asked, out=tmp_path / "whole", **options)
+    times = 0
+    write = write_json
+
+    def killed(path: Path, content: Any) -> Path:
+        nonlocal times
+        times += path.name == search.RUNGS
+        if times == 2 and path.name == search.RUNGS:
+            raise KilledError
+        return write(path, content)
+
+    monkeypatch.setattr("fairwind.choosing.search.write_json", killed)
+    with pytest.raises(KilledError):
+        tuned_quietly(asked, out=tmp_path / "killed", **options)
+    monkeypatch.setattr("fairwind.choosing.search.write_json", write)
+    assert tuned_quietly(asked, out=tmp_path / "killed", **options).trials == whole.trials
+
+
+@pytest.mark.parametrize("name", ["batch-1.json", "batch-1/rungs.json", "settings.log", "search.json"])
+def test_damaged_files_are_made_again_or_named(name: str, tmp_path: Path) -> None:
+    first = tuned_quietly(task(), out=tmp_path / "a", trials=5)
+    if name != "search.json":  # as before the search was finished
+        (tmp_path / "a" / "search.json").unlink()
+    file = tmp_path / "a" / name
+    file.write_bytes(file.read_bytes()[:-20])
+    if name in ("settings.log", "search.json"):
+        with pytest.raises(InputError, match=name):
+            tuned_quietly(task(), out=tmp_path / "a", trials=5)
+    else:
+        assert tuned_quietly(task(), out=tmp_path / "a", trials=5).trials == first.trials
+
+
+def test_a_search_with_other_settings_or_another_loss_is_another(tmp_path: Path) -> None:
+    tuned_quietly(task(), out=tmp_path / "a", trials=4)
+    with pytest.raises(InputError, match="differs in its participation"):
+        tuned_quietly(task(), out=tmp_path / "a", trials=4, participation=0.5)
+    other = replace(task(), loss=torch.nn.CrossEntropyLoss(label_smoothing=0.3))
+    with pytest.raises(InputError, match="differs in its loss or score"):
+        tuned_quietly(other, out=tmp_path / "a", trials=4)
+
+
+def test_small_clients_are_not_overlooked_without_a_word() -> None:
+    small = replace(task(), federation=make_federation([5] * 9 + [30]))
+    with pytest.raises(InputError, match="9 of 10 clients have no validation samples"):
+        tuned_quietly(small)
+    with pytest.raises(InputError, match="too small for validation samples"):
+        tuned_quietly(replace(task(), federation=make_federation([5] * 9)))
 
 
 TYPES = ("fedavg", "adafedadam", "fedprox", "scaffold", "feddyn", "mime", "ditto", "afl", "fedmgda", "aaggff")

@@ -1,5 +1,6 @@
 """The search: Optuna proposes settings in batches; a batch is a stack, which the worse ones leave early."""
 
+import json
 import math
 import time
 import warnings
@@ -13,7 +14,7 @@ from fairwind import algorithms
 from fairwind.algorithms.ranges import ranges
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, needs_extra, positive
+from fairwind.errors import InputError, first_line, needs_extra, positive
 from fairwind.runs.cost import Cost, round_cost
 from fairwind.runs.files import read_json, write_json
 from fairwind.runs.recipe import Recipe
@@ -24,8 +25,9 @@ KEPT_SHARE = 1 / 3  # of the settings stays at each halving
 FIRST_ROUNDS = 10  # at least, before a setting may leave
 BATCH = 32  # settings that are proposed together; the second batch learns from the first
 CHECKPOINT_SECONDS = 30
+LOG = "settings.log"  # Optuna's, of a search
 RUNGS = "rungs.json"  # of a batch: which settings are still in training
-WORST = -1e9  # the value of a setting that diverged
+DIVERGED, UNFAIR, FAIR = range(3)  # what a setting is, before its value counts
 
 
 class Aim(NamedTuple):
@@ -49,13 +51,13 @@ class Aim(NamedTuple):
         positive(within=within)
         return cls("average", within)
 
-    def value(self, average: float | None, worst30: float | None, sign: int) -> float:
-        """Larger is better. A model that is not fair enough is below all that are."""
+    def judge(self, average: float | None, worst30: float | None, sign: int) -> tuple[int, float]:
+        """Larger is better. A model that is not fair enough is below all that are, whatever its value."""
         if average is None or worst30 is None:
-            return WORST
+            return DIVERGED, 0.0
         if self.within is not None and abs(average - worst30) > self.within:
-            return WORST / 2 - abs(average - worst30)
-        return sign * (average if self.metric == "average" else worst30)
+            return UNFAIR, -abs(average - worst30)
+        return FAIR, sign * (average if self.metric == "average" else worst30)
 
     def __str__(self) -> str:
         if self.within is not None:
@@ -71,7 +73,18 @@ class Trial(NamedTuple):
     rounds: int  #: It was trained for so many; fewer than all if it fell behind.
     average: float | None  #: After these rounds.
     worst30: float | None
-    value: float  #: By the aim; larger is better.
+    kind: int  #: 2 is as fair as asked, 1 is not, 0 diverged.
+    value: float  #: By the aim; larger is better, among those of a kind.
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Larger is better."""
+        return self.kind, self.value
+
+    @property
+    def told(self) -> float:
+        """The same as one number, for a sampler that looks at the order alone."""
+        return 3 * self.kind + self.value / (1 + abs(self.value))
 
 
 class Search(NamedTuple):
@@ -113,10 +126,9 @@ def search(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict
         folder = None if asked.folder is None else asked.folder / f"batch-{number + 1}"
         settings = _asked(study, asked, first, wanted)
         finished = None if folder is None else folder.with_suffix(".json")
-        if finished is not None and finished.exists():
-            content = read_json(finished)
-            trials = [Trial(*each) for each in content["trials"]]
-            spent = content["cost"]
+        kept = _finished(finished)
+        if kept is not None:
+            trials, spent = kept
         else:
             say(f"{wanted} settings, {asked.rungs[0]} to {asked.rounds} rounds each")
             began = time.perf_counter()
@@ -128,6 +140,17 @@ def search(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict
         done += trials
         cost = {name: cost.get(name, 0.0) + value for name, value in spent.items()}
     return done, cost
+
+
+def _finished(file: Path | None) -> tuple[list[Trial], dict[str, float]] | None:
+    """A batch that was trained before; one whose file is damaged is trained again."""
+    if file is None or not file.exists():
+        return None
+    try:
+        content = read_json(file)
+        return [Trial(*each) for each in content["trials"]], dict(content["cost"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 # ---- what Optuna does: it proposes settings, and its storage keeps them ----
@@ -143,26 +166,31 @@ def _optuna() -> Any:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without Optuna's warnings that some of its options may change."""
+def _asking(folder: Path | None) -> Iterator[None]:
+    """Without Optuna's warnings that some of its options may change; a damaged log is named."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        try:
+            yield
+        except json.JSONDecodeError as error:
+            log = folder / LOG if folder is not None else LOG
+            raise InputError(
+                f"{log} is damaged ({first_line(error)}): delete it, and the same settings are proposed"
+            ) from None
 
 
 def _study(asked: Search) -> Any:
     optuna = _optuna()
-    storage = None
-    with _quietly():
-        if asked.folder is not None:
-            asked.folder.mkdir(parents=True, exist_ok=True)
+    options = {"study_name": "settings", "direction": "maximize", "load_if_exists": True}
+    with _asking(asked.folder):
+        if asked.folder is None:
+            study = optuna.create_study(**options)
+        else:
             from optuna.storages import JournalStorage
             from optuna.storages.journal import JournalFileBackend
 
-            storage = JournalStorage(JournalFileBackend(str(asked.folder / "settings.log")))
-        study = optuna.create_study(
-            storage=storage, study_name="settings", direction="maximize", load_if_exists=True
-        )
+            storage = JournalStorage(JournalFileBackend(str(asked.folder / LOG)))
+            study = optuna.create_study(storage=storage, **options)
         if not study.get_trials(deepcopy=False):
             for spec in asked.algorithms:  # the defaults are tried first
                 name = spec.partition(":")[0]
@@ -175,7 +203,7 @@ def _study(asked: Search) -> Any:
 def _asked(study: Any, asked: Search, first: int, wanted: int) -> list[tuple[str, float]]:
     """Spec and local rate of a batch; those that were proposed before a kill are the same."""
     optuna = _optuna()
-    with _quietly():
+    with _asking(asked.folder):
         known = [t for t in study.get_trials(deepcopy=False) if t.params]
         for number in range(len(known), first + wanted):
             # A sampler of its own for each, so that a search that was killed proposes the same.
@@ -204,16 +232,16 @@ def _setting(given: dict[str, Any]) -> tuple[str, float]:
 
 def _tell(study: Any, first: int, trials: Sequence[Trial], asked: Search) -> None:
     optuna = _optuna()
-    with _quietly():
+    with _asking(asked.folder):
         known = [t for t in study.get_trials(deepcopy=False) if t.params][first : first + len(trials)]
         for proposed, trial in zip(known, trials, strict=True):
             if not proposed.state.is_finished():
                 running = optuna.trial.Trial(study, proposed._trial_id)
-                running.report(trial.value, step=trial.rounds)
+                running.report(trial.told, step=trial.rounds)
                 if trial.rounds < asked.rounds:
                     study.tell(proposed.number, state=optuna.trial.TrialState.PRUNED)
                 else:
-                    study.tell(proposed.number, trial.value)
+                    study.tell(proposed.number, trial.told)
 
 
 # ---- what the engine does: it trains a batch as one stack for each local rate ----
@@ -226,6 +254,11 @@ class Stack(NamedTuple):
     specs: tuple[str, ...]
     simulation: Simulation
 
+    @property
+    def name(self) -> str:
+        """Whose checkpoints are whose: those of more settings must not be read as of fewer."""
+        return ", ".join(self.specs)
+
 
 def _raced(
     asked: Search, settings: list[tuple[str, float]], folder: Path | None, say: Callable[[str], None]
@@ -237,7 +270,7 @@ def _raced(
             _train(asked, stack, rung, folder)
             results |= {(trial.spec, trial.lr): trial for trial in _trials(asked, stack)}
         running = [(spec, stack.lr) for stack in stacks for spec in stack.specs]
-        running.sort(key=lambda setting: -results[setting].value)
+        running.sort(key=lambda setting: results[setting].order, reverse=True)
         best = results[running[0]]
         say(f"round {rung}: {len(running)} settings, the best is {best.spec} (local rate {best.lr:g})")
         if rung < asked.rounds:
@@ -261,7 +294,7 @@ def _train(asked: Search, stack: Stack, rounds: int, folder: Path | None) -> Non
     while stack.simulation.round < rounds:
         stack.simulation.step()
         if folder is not None and (folder / RUNGS).exists() and time.monotonic() - saved > CHECKPOINT_SECONDS:
-            save_checkpoint(folder / f"{stack.lr:g}", stack.simulation.checkpoint(), "")
+            save_checkpoint(folder / repr(stack.lr), stack.simulation.checkpoint(), stack.name)
             saved = time.monotonic()
 
 
@@ -294,7 +327,7 @@ def _trials(asked: Search, stack: Stack) -> list[Trial]:
             simulation.round,
             line["avg"],
             line["worst30"],
-            asked.aim.value(line["avg"], line["worst30"], sign),
+            *asked.aim.judge(line["avg"], line["worst30"], sign),
         )
         for spec, line in zip(stack.specs, lines, strict=True)
     ]
@@ -318,8 +351,7 @@ def _save(
         return
     folder.mkdir(exist_ok=True)
     for stack in stacks:
-        place = folder / f"{stack.lr:g}"
-        save_checkpoint(place, stack.simulation.checkpoint(), "")
+        save_checkpoint(folder / repr(stack.lr), stack.simulation.checkpoint(), stack.name)
     content = {
         "rungs": rungs,
         "round": stacks[0].simulation.round,
@@ -333,15 +365,22 @@ def _restored(
     asked: Search, settings: list[tuple[str, float]], folder: Path | None
 ) -> tuple[int, list[Stack], dict[tuple[str, float], Trial]]:
     """How many rungs are done, the stacks after them, and what was found; from the start if nothing is."""
-    if folder is None or not (folder / RUNGS).exists():
-        return 0, _stacks(asked, settings), {}
+    try:
+        if folder is not None and (folder / RUNGS).exists():
+            return _read_rungs(asked, folder)
+    except (OSError, ValueError, LookupError, TypeError):
+        pass  # damaged: the batch is trained again
+    return 0, _stacks(asked, settings), {}
+
+
+def _read_rungs(asked: Search, folder: Path) -> tuple[int, list[Stack], dict[tuple[str, float], Trial]]:
     content = read_json(folder / RUNGS)
     kept = []
     for lr, specs in content["stacks"]:
         stack = _stack(asked, lr, tuple(specs))
-        checkpoint, _ = load_checkpoint(folder / f"{lr:g}")
+        checkpoint, _ = load_checkpoint(folder / repr(stack.lr), stack.name)
         if checkpoint is None or checkpoint.round < content["round"]:
-            return 0, _stacks(asked, settings), {}  # damaged: the batch is trained again
+            raise ValueError
         stack.simulation.restore(checkpoint)
         kept.append(stack)
     results = [Trial(*each) for each in content["results"]]
