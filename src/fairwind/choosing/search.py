@@ -1,6 +1,5 @@
 """The search: Optuna proposes settings in batches; a batch is a stack, which the worse ones leave early."""
 
-import json
 import math
 import time
 import warnings
@@ -14,7 +13,7 @@ from fairwind import algorithms
 from fairwind.algorithms.ranges import ranges
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, first_line, needs_extra, positive
+from fairwind.errors import InputError, needs_extra, positive
 from fairwind.runs.cost import Cost, round_cost
 from fairwind.runs.files import read_json, write_json
 from fairwind.runs.recipe import Recipe
@@ -25,7 +24,6 @@ KEPT_SHARE = 1 / 3  # of the settings stays at each halving
 FIRST_ROUNDS = 10  # at least, before a setting may leave
 BATCH = 32  # settings that are proposed together; the second batch learns from the first
 CHECKPOINT_SECONDS = 30
-LOG = "settings.log"  # Optuna's, of a search
 RUNGS = "rungs.json"  # of a batch: which settings are still in training
 DIVERGED, UNFAIR, FAIR = range(3)  # what a setting is, before its value counts
 
@@ -97,7 +95,7 @@ class Search(NamedTuple):
     rounds: int
     seed: int
     rates: tuple[float, ...]  # local learning rates
-    settings: Recipe  # of which algorithms are replaced
+    recipe: Recipe  # of which algorithms are replaced
     folder: Path | None
 
     @property
@@ -126,7 +124,7 @@ def search(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict
         folder = None if asked.folder is None else asked.folder / f"batch-{number + 1}"
         settings = _asked(study, asked, first, wanted)
         finished = None if folder is None else folder.with_suffix(".json")
-        kept = _finished(finished)
+        kept = _finished(finished, settings)
         if kept is not None:
             trials, spent = kept
         else:
@@ -142,18 +140,22 @@ def search(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict
     return done, cost
 
 
-def _finished(file: Path | None) -> tuple[list[Trial], dict[str, float]] | None:
-    """A batch that was trained before; one whose file is damaged is trained again."""
+def _finished(
+    file: Path | None, settings: list[tuple[str, float]]
+) -> tuple[list[Trial], dict[str, float]] | None:
+    """A batch that was trained before; one whose file is damaged, or of other settings, is trained again."""
     if file is None or not file.exists():
         return None
     try:
         content = read_json(file)
-        return [Trial(*each) for each in content["trials"]], dict(content["cost"])
+        trials = [Trial(*each) for each in content["trials"]]
+        same = [(trial.spec, trial.lr) for trial in trials] == settings
+        return (trials, dict(content["cost"])) if same else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
-# ---- what Optuna does: it proposes settings, and its storage keeps them ----
+# ---- what Optuna does: it proposes settings ----
 
 
 def _optuna() -> Any:
@@ -166,46 +168,29 @@ def _optuna() -> Any:
 
 
 @contextmanager
-def _asking(folder: Path | None) -> Iterator[None]:
-    """Without Optuna's warnings that some of its options may change; a damaged log is named."""
+def _quietly() -> Iterator[None]:
+    """Without Optuna's warnings that some of its options may change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            yield
-        except json.JSONDecodeError as error:
-            log = folder / LOG if folder is not None else LOG
-            raise InputError(
-                f"{log} is damaged ({first_line(error)}): delete it, and the same settings are proposed"
-            ) from None
+        yield
 
 
 def _study(asked: Search) -> Any:
-    optuna = _optuna()
-    options = {"study_name": "settings", "direction": "maximize", "load_if_exists": True}
-    with _asking(asked.folder):
-        if asked.folder is None:
-            study = optuna.create_study(**options)
-        else:
-            from optuna.storages import JournalStorage
-            from optuna.storages.journal import JournalFileBackend
-
-            storage = JournalStorage(JournalFileBackend(str(asked.folder / LOG)))
-            study = optuna.create_study(storage=storage, **options)
-        if not study.get_trials(deepcopy=False):
-            for spec in asked.algorithms:  # the defaults are tried first
-                name = spec.partition(":")[0]
-                known = parameters(algorithms.REGISTRY[name])
-                given = {f"{spec} {key}": known[key][1] for key in space(spec)}
-                study.enqueue_trial({"algorithm": spec, "local rate": asked.rates[0], **given})
+    """In memory: what is proposed follows from the seed and from the batches before."""
+    with _quietly():
+        study = _optuna().create_study(direction="maximize")
+        for spec in asked.algorithms:  # the defaults are tried first
+            known = parameters(algorithms.REGISTRY[spec.partition(":")[0]])
+            given = {f"{spec} {key}": known[key][1] for key in space(spec)}
+            study.enqueue_trial({"algorithm": spec, "local rate": asked.rates[0], **given})
     return study
 
 
 def _asked(study: Any, asked: Search, first: int, wanted: int) -> list[tuple[str, float]]:
-    """Spec and local rate of a batch; those that were proposed before a kill are the same."""
-    optuna = _optuna()
-    with _asking(asked.folder):
-        known = [t for t in study.get_trials(deepcopy=False) if t.params]
-        for number in range(len(known), first + wanted):
+    """Spec and local rate of each setting of a batch."""
+    optuna, settings = _optuna(), []
+    with _quietly():
+        for number in range(first, first + wanted):
             # A sampler of its own for each, so that a search that was killed proposes the same.
             study.sampler = optuna.samplers.TPESampler(
                 seed=1000 * asked.seed + number,
@@ -219,8 +204,8 @@ def _asked(study: Any, asked: Search, first: int, wanted: int) -> list[tuple[str
             trial.suggest_categorical("local rate", asked.rates)
             for key, where in space(spec).items():
                 trial.suggest_float(f"{spec} {key}", where.low, where.high, log=where.log)
-        known = [t for t in study.get_trials(deepcopy=False) if t.params]
-    return [_setting(trial.params) for trial in known[first : first + wanted]]
+            settings.append(_setting(trial.params))
+    return settings
 
 
 def _setting(given: dict[str, Any]) -> tuple[str, float]:
@@ -232,16 +217,14 @@ def _setting(given: dict[str, Any]) -> tuple[str, float]:
 
 def _tell(study: Any, first: int, trials: Sequence[Trial], asked: Search) -> None:
     optuna = _optuna()
-    with _asking(asked.folder):
-        known = [t for t in study.get_trials(deepcopy=False) if t.params][first : first + len(trials)]
-        for proposed, trial in zip(known, trials, strict=True):
-            if not proposed.state.is_finished():
-                running = optuna.trial.Trial(study, proposed._trial_id)
-                running.report(trial.told, step=trial.rounds)
-                if trial.rounds < asked.rounds:
-                    study.tell(proposed.number, state=optuna.trial.TrialState.PRUNED)
-                else:
-                    study.tell(proposed.number, trial.told)
+    with _quietly():
+        for number, trial in enumerate(trials, first):
+            if trial.rounds < asked.rounds:
+                proposed = study.get_trials(deepcopy=False)[number]
+                optuna.trial.Trial(study, proposed._trial_id).report(trial.told, step=trial.rounds)
+                study.tell(number, state=optuna.trial.TrialState.PRUNED)
+            else:
+                study.tell(number, trial.told)
 
 
 # ---- what the engine does: it trains a batch as one stack for each local rate ----
@@ -306,9 +289,9 @@ def _stacks(asked: Search, settings: list[tuple[str, float]]) -> list[Stack]:
 
 
 def _stack(asked: Search, lr: float, specs: tuple[str, ...]) -> Stack:
-    given = asked.settings.settings
+    given = asked.recipe.settings
     settings = replace(given, solver=replace(given.solver, lr=lr), eval_every=asked.rounds + 1, target=None)
-    recipe = replace(asked.settings, algorithms=specs, settings=settings)
+    recipe = replace(asked.recipe, algorithms=specs, settings=settings)
     return Stack(lr, specs, recipe.build(asked.task))
 
 
@@ -367,13 +350,15 @@ def _restored(
     """How many rungs are done, the stacks after them, and what was found; from the start if nothing is."""
     try:
         if folder is not None and (folder / RUNGS).exists():
-            return _read_rungs(asked, folder)
+            return _read_rungs(asked, settings, folder)
     except (OSError, ValueError, LookupError, TypeError):
         pass  # damaged: the batch is trained again
     return 0, _stacks(asked, settings), {}
 
 
-def _read_rungs(asked: Search, folder: Path) -> tuple[int, list[Stack], dict[tuple[str, float], Trial]]:
+def _read_rungs(
+    asked: Search, settings: list[tuple[str, float]], folder: Path
+) -> tuple[int, list[Stack], dict[tuple[str, float], Trial]]:
     content = read_json(folder / RUNGS)
     kept = []
     for lr, specs in content["stacks"]:
@@ -384,4 +369,6 @@ def _read_rungs(asked: Search, folder: Path) -> tuple[int, list[Stack], dict[tup
         stack.simulation.restore(checkpoint)
         kept.append(stack)
     results = [Trial(*each) for each in content["results"]]
+    if {(trial.spec, trial.lr) for trial in results} != set(settings):
+        raise ValueError
     return content["rungs"], kept, {(trial.spec, trial.lr): trial for trial in results}

@@ -260,8 +260,8 @@ def _read_search(place: Path) -> dict[str, Any]:
 
 def _identity(asked: Search) -> dict[str, Any]:
     """What a search that goes on must have in common with the one that was begun."""
-    simulation = replace(asked.settings, algorithms=("fedavg",)).build(asked.task)
-    known = asked.settings.with_digests(asked.task, simulation).to_json()
+    simulation = replace(asked.recipe, algorithms=("fedavg",)).build(asked.task)
+    known = asked.recipe.with_digests(asked.task, simulation).to_json()
     decide = {name: known["settings"][name] for name in names_of("numbers") if name != "target"}
     return {
         "task": known["setup"],
