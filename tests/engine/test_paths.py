@@ -79,7 +79,7 @@ RECORDED: dict[str, Any] = {
     f"{TUNING}.NUMPY_SORTS": False,  # as on a GPU
 }
 CHUNKS, HOST, LOOP, ON = {"memory": 4e-5}, {"data_on": "host"}, {"engine": "loop"}, {"compile": "on"}
-TWO = {"workers": 2}
+TWO = {"workers": 2} if DEVICE == "cpu" else {}
 LONG_STEPS = {f"{TUNING}.MIN_THREADED_SECONDS": 0}
 COMPILED = "ahead-of-time" if DEVICE == "cpu" else "torch.compile"
 
