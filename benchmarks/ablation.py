@@ -53,7 +53,6 @@ CPU = {
         "the same, FedProx and SCAFFOLD", DENSE, "femnist", ("fedprox", "scaffold"), 1, COMPILED
     ),
     "factored-eager": Ablation("the same, uncompiled", DENSE, "femnist", ONE),
-    "factored-loop": Ablation("factored gradients, loop", DENSE, "leaf", ONE, 1, LOOP),
     "classifier": Ablation(
         "hand-written steps of linear classifiers", {"steps": "ahead-of-time"}, "synthetic", ONE, 1, COMPILED
     ),
@@ -74,7 +73,6 @@ GPU = {
     "step-graphs-lstm": Ablation("the same", STEPS, "lstm", ONE),
     "step-graphs-leaf": Ablation("the same", STEPS, "leaf", ONE),
     "compiled": Ablation("steps compiled", EAGER, "femnist", ONE, 1, COMPILED),
-    "compiled-leaf": Ablation("the same", EAGER, "leaf", ONE, 1, COMPILED),
     "lstm": Ablation("kernels for LSTM layers", {}, "lstm", ONE, constants=NO_KERNELS),
     "sent140": Ablation("the same", {}, "sent140", ONE, constants=NO_KERNELS),
     "convolutions": Ablation("kernels for convolutions", {}, "cifar10", ONE, constants=NO_KERNELS),

@@ -13,14 +13,14 @@ from fairwind import Federation, algorithms
 from fairwind.engine import tuning
 from fairwind.engine.plan import Decision, ExecutionPlan
 from fairwind.engine.simulation import Simulation
-from fairwind.engine.tuning import MIN_FACTORED_NUMBERS_STACKED as LEAST
+from fairwind.engine.tuning import MIN_FACTORED_NUMBERS as LEAST
 from samples import as_tensor
 from simulations import SOLVERS, assert_together, simulation, stacked_model
 
 
 @pytest.fixture(autouse=True)
 def _small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "MIN_FACTORED_NUMBERS_STACKED", 1)
+    monkeypatch.setattr(tuning, "MIN_FACTORED_NUMBERS", 1)
 
 
 def on_cpu(
@@ -209,7 +209,7 @@ def test_a_row_that_has_finished_stays_even_if_its_inputs_overflow() -> None:
 
 
 def test_small_weights_are_not_worth_it(ragged: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "MIN_FACTORED_NUMBERS_STACKED", LEAST)
+    monkeypatch.setattr(tuning, "MIN_FACTORED_NUMBERS", LEAST)
     assert not stacked_model(on_cpu(ragged)[0]).factored
 
 

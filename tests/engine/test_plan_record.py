@@ -66,7 +66,6 @@ COUNTS = Counts(  # of a small model
     mean_steps=5.0,
     most_steps=9,
     summed=True,
-    mean_gradients=False,
     kept_numbers=0,
     batch_size=10,
     plain_sgd=True,
@@ -79,7 +78,6 @@ COUNTS = Counts(  # of a small model
     flops=400,
     replaces_functions=False,
     draws_by_generator=False,
-    large_layers=0,
 )
 STACKED = StackedCounts(
     per_sample=30,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairwind.contract import GradientAlgorithm, MemoryAlgorithm, PersonalAlgorithm
+from fairwind.contract import MemoryAlgorithm, PersonalAlgorithm
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
 from fairwind.engine.backends.backend import handwritten
@@ -43,7 +43,6 @@ from fairwind.engine.stacked.executor import Stacked
 from fairwind.engine.stacked.model import CannotStackError, StackedModel, stack
 from fairwind.engine.workers import keep_memory, threads
 from fairwind.errors import InputError
-from fairwind.layers.factored import large_layers
 from fairwind.layers.gpu import lstm
 
 
@@ -181,7 +180,6 @@ def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run]) -> Counts:
         mean_steps=float(steps.double().mean()),
         most_steps=int(steps.max()),
         summed=not seeing(runs),
-        mean_gradients=any(issubclass(kind, GradientAlgorithm) for kind in kinds),
         kept_numbers=keeping * len(size) * plain.layout.parameters,
         batch_size=solver.batch_size,
         plain_sgd=solver.plain,
@@ -194,7 +192,6 @@ def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run]) -> Counts:
         flops=plain.flops,
         replaces_functions=plain.randomness == "functional",
         draws_by_generator=plain.uses_generators,
-        large_layers=len(large_layers(plain.module)),
     )
 
 

@@ -83,8 +83,7 @@ class Counts(NamedTuple):
     repeats: bool  # whether the same clients take the same steps in every round
     mean_steps: float  # of clients,
     most_steps: int  # and at most
-    summed: bool  # whether servers need no more than sums: not all updates,
-    mean_gradients: bool  # and whether any needs the mean gradient
+    summed: bool  # whether servers need no more than sums: not all updates
     kept_numbers: int  # of vectors that clients keep between rounds
     batch_size: int
     plain_sgd: bool
@@ -97,7 +96,6 @@ class Counts(NamedTuple):
     flops: int  # of a sample's forward pass
     replaces_functions: bool  # to draw random numbers, which slows down every operation
     draws_by_generator: bool  # from PyTorch's generators, which threads share
-    large_layers: int  # dense layers whose gradient the loop need not store
 
 
 class StackedCounts(NamedTuple):
@@ -260,12 +258,11 @@ def resolved_settings(settings: Settings, machine: Machine, plan: ExecutionPlan)
 
 def _loop(case: Case, placed: Placement, why: str) -> ExecutionPlan:
     workers, threads = _loop_threads(case)
-    can_factor = not case.machine.on_gpu and case.counts.plain_sgd and not case.counts.mean_gradients
     return ExecutionPlan(
         *placed,
         executor=Decision("loop", why),
         steps=Decision("eager", "clients train one after another"),
-        gradients=_gradients(can_factor, case.counts.large_layers),
+        gradients=Decision("dense", "clients train one after another"),
         graphs=Decision("none", "they are for stacked clients on a GPU"),
         workers=workers,
         threads=threads,

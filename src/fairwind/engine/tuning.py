@@ -69,8 +69,7 @@ SAVED_SECONDS_PER_CALL = 1e-3  # of a compiled step on a CPU, about
 SAVED_SECONDS_PER_NUMBER = 3e-12  # that a row holds in a step on a GPU, where passes over memory are saved
 
 # Special paths, and from where on they pay.
-MIN_FACTORED_NUMBERS_STACKED = 1 << 14  # of a weight whose gradient is not stored; ablation.py: 1.2 to 1.3×
-MIN_FACTORED_NUMBERS_LOOP = 1 << 16  # the same in the loop; ablation.py: 1.2×
+MIN_FACTORED_NUMBERS = 1 << 14  # of a weight whose gradient is not stored; ablation.py: 1.2 to 1.3×
 MAX_CLASSIFIER_BYTES = 1 << 20  # of the weight of hand-written steps, for the cache; ablation.py: 2.3 to 2.5×
 MIN_SINGLE_SCORED_FLOPS = 10**7  # of a sample, with which one model fills a GPU; results/resnet-h200.json
 

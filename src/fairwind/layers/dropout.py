@@ -6,13 +6,10 @@ So a mask does not depend on the other models in the stack; nor on the batch siz
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from fairwind.data.counter import MASK, mix
-from fairwind.layers.tracing import is_traced
 
 KEY = "dropout_key"  # the name of a layer's buffer
 ALPHA = 1.7580993408473766  # SELU's limit for small inputs, negated
@@ -60,30 +57,11 @@ def feature_alpha_dropout(x: Tensor, p: float, key: Tensor, *numbers: int) -> Te
 
 
 def _kept(shape: tuple[int, ...], p: float, key: Tensor, *numbers: int) -> Tensor:
-    if _is_one_number(key):
-        return _kept_by_numpy(shape, p, int(key), *numbers)
     for number in numbers:
         key = mix(key, number)
     place = torch.arange(torch.Size(shape).numel(), device=key.device).view(shape)
     drawn: Tensor = mix(key, place)
     return drawn >= p * MASK
-
-
-def _is_one_number(key: Tensor) -> bool:
-    """Whether a key is that of one model on a CPU: not vectorised over models, not traced."""
-    if is_traced():
-        return False
-    return type(key) is Tensor and key.device.type == "cpu" and not is_functorch_wrapped_tensor(key)
-
-
-def _kept_by_numpy(shape: tuple[int, ...], p: float, key: int, *numbers: int) -> Tensor:
-    """The same mask; NumPy takes a fraction of the time for the few numbers of small models."""
-    for number in numbers:
-        key = mix(key, number)
-    place = np.arange(torch.Size(shape).numel(), dtype=np.uint32)
-    drawn: Any = mix(np.array([key], dtype=np.uint32), place)  # type: ignore[type-var]
-    # PyTorch compares integers with a Python number in float32.
-    return torch.from_numpy(drawn.astype(np.float32) >= np.float32(p * MASK)).view(shape)
 
 
 def _channels(x: Tensor, dims: int) -> tuple[int, ...]:

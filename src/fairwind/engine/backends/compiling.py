@@ -101,8 +101,6 @@ class Driver:
                 ctypes.c_int64(len(rows.tensors())),
                 *_numbers(counts),
                 *_numbers([begin + part for part in self.parts]),
-                *_numbers([len(rows.tensors()) + part for part in self.parts] if rows.offset else []),
-                ctypes.c_int64(len(rows.tensors()) - 1),
             )
         )
 
@@ -147,9 +145,7 @@ def _trace(
     def flat(*tensors: Tensor) -> list[Tensor]:
         left: dict[int, Product] = step(*tree_unflatten(list(tensors), structure))
         parts[:] = list(left)
-        factors = [t for product in left.values() for t in (product.left, product.right)]
-        shifted = [t for product in list(left.values())[:1] for t in product[2:] if t is not None]
-        return factors + shifted  # which are the same in all
+        return [factor for product in left.values() for factor in product]
 
     def traced(contiguous: bool) -> GraphModule:
         with torch.no_grad(), tracing(contiguous=contiguous):

@@ -63,8 +63,7 @@ class Loop:
         self.threads, self.gram_numbers = plan.threads.value, plan.sizes.gram_numbers
         # The runs whose servers get the mean gradient
         self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
-        factors = plan.gradients.value == "factored"
-        self.workers = Workers([Learner(model.another(), factors=factors) for _ in range(plan.workers.value)])
+        self.workers = Workers([Learner(model.another()) for _ in range(plan.workers.value)])
         self.layout = model.layout
         self.together = max(
             1, min(tuning.MAX_REPORTED_CLIENTS, tuning.MAX_REPORTED_NUMBERS // model.layout.parameters)

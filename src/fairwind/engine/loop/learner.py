@@ -13,7 +13,6 @@ from fairwind.engine.layout import copy_into
 from fairwind.engine.machine import without_cudnn
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.solver import Solver
-from fairwind.layers.factored import add_gradients, factored, squared_norm, take_factors
 
 
 class Modification(NamedTuple):
@@ -31,10 +30,8 @@ class Modification(NamedTuple):
 class Learner:
     """A copy of the model, with which clients train one after another."""
 
-    def __init__(self, model: PlainModel, *, factors: bool):
-        """With `factors`, gradients of large dense layers are added to the weights without being stored."""
+    def __init__(self, model: PlainModel):
         self.model = model
-        self.layers = factored(model.module) if factors else []
         self.recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.module.modules())
 
     def steps(
@@ -63,7 +60,6 @@ class Learner:
         scale = modification.scale(loss.detach())
         if modification.parts:
             gradients = self._modified(gradients, before, scale, modification)
-        add_gradients(self.layers, -lr * scale)
         if optimizer is None:
             _add(self.model.weights, gradients, -lr)
             return
@@ -121,7 +117,7 @@ class Learner:
             found = [_dense(g) for g in self.model.gradients(parts())]
         for g, place in zip(found, gradient or (), strict=gradient is not None):
             place.copy_(torch.zeros_like(place) if g is None else g)
-        return torch.stack(losses).sum(dtype=torch.float64), self._norm(found)
+        return torch.stack(losses).sum(dtype=torch.float64), norm([g for g in found if g is not None])
 
     @torch.no_grad()
     def loss(self, loss_of: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
@@ -135,19 +131,6 @@ class Learner:
         loss = self.model.loss
         parts = split(samples, loss.batch_size if loss.batched else tuning.MAX_LOOP_PROBED_SAMPLES)
         return list(zip(parts, loss.shares(parts, self.model.sample_weights), strict=True))
-
-    @torch.no_grad()
-    def _norm(self, gradients: list[Tensor | None]) -> Tensor:
-        """The norm of all gradients, dense and factored."""
-        factors, squares = take_factors(self.layers), []
-        for i, weight in enumerate(self.model.weights):
-            product, dense = factors.get(id(weight)), gradients[i]
-            if product is not None and dense is not None:  # the weight is shared with another layer
-                gradients[i] = dense + (product[0].mT @ product[1])
-            elif product is not None:
-                squares.append(squared_norm(*product))
-        whole = norm([g for g in gradients if g is not None])
-        return torch.stack([whole.square(), *squares]).sum().sqrt() if squares else whole
 
 
 @torch.no_grad()

@@ -15,16 +15,12 @@ from fairwind.layers.linear import Linear
 
 
 class Product(NamedTuple):
-    """A pending update of a part's rows: keep·part − push·w + leftᵀ·right (rows, out, in)."""
+    """What is still to be added to a part's rows: leftᵀ·right (rows, out, in)."""
 
     left: Tensor  # (rows, B, out)
     right: Tensor  # (rows, B, in)
-    keep: Tensor | None = None  # (rows,); none is 1
-    push: Tensor | None = None  # (rows,); none is 0
 
-    def add_to(self, part: Tensor, w: Tensor | None = None) -> None:
-        if self.keep is not None and self.push is not None and w is not None:
-            part.mul_(self.keep[:, None, None]).sub_(self.push[:, None, None] * w)
+    def add_to(self, part: Tensor) -> None:
         part.baddbmm_(self.left.mT, self.right)
 
 

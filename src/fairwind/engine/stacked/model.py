@@ -211,7 +211,7 @@ class StackedModel:
 
         They differ if a layer is used twice or on several inputs per sample, or if its weight is shared.
         """
-        least = tuning.MIN_FACTORED_NUMBERS_STACKED
+        least = tuning.MIN_FACTORED_NUMBERS
         candidates = {
             i: names[0].rpartition(".")[0]
             for i, names in enumerate(self.layout.all_names)

@@ -82,15 +82,10 @@ def train_step(model: StackedModel, solver: Solver, rules: Rules = PLAIN) -> Ste
         added = {
             i: _wide(rows.rule[0], weight) * weight + rows.offset[i][rows.rule[2]]
             for i, weight in enumerate(rows.weights if rules.adds else ())
-            if isinstance(gradients[i], Dense)
         }
         if solver.plain:
             rate = -batches.lr if scale is None else -batches.lr * scale
             left = _add(gradients, rows.weights, rate, active, () if rules.adds else rows.cast)
-            if rules.adds:
-                push = torch.where(active, batches.lr, 0)
-                keep = 1 - push * rows.rule[0]
-                left = {i: product._replace(keep=keep, push=push) for i, product in left.items()}
             for i, term in added.items():
                 weight = rows.weights[i]
                 weight.sub_(torch.where(_wide(active, weight), batches.lr * term, 0))

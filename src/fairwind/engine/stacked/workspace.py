@@ -147,7 +147,7 @@ class Workspace:
         rows = self.rows.first(n)
         targets = rows.kept[0] if rows.kept else rows.weights
         for i, product in self.step(rows, self.batches, *self.data).items():
-            product.add_to(targets[i], rows.offset[i][rows.rule[2]] if rows.offset else None)
+            product.add_to(targets[i])
 
 
 def _spread(of_runs: list[Tensor], row_run: Tensor, places: list[Tensor]) -> None:
