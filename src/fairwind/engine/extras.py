@@ -67,11 +67,6 @@ class AlgorithmExtras:
         how = self.layout.from_matrices, self.gram_numbers, self.workers
         return {r: RoundUpdates(algorithm, *how) for r, algorithm in self.seeing.items()}
 
-    @property
-    def apart(self) -> set[int]:
-        """The runs whose rows chunks must record."""
-        return {*self.memories.values, *self.seeing, *self.summing}
-
     def begin(self, local: Locals, chunk: Chunk, rows: Rows) -> None:
         """Loads the clients' memories into rows: as part of their modified steps, or as initial weights."""
         for r, here in chunk.rows_of.items():
@@ -128,6 +123,8 @@ class AlgorithmExtras:
         """New memories and updates, as a `copy` if the next chunk overwrites the rows."""
         found = Trained(part, {}, {}, [])
         for r, here in chunk.rows_of.items():
+            if r not in self.seeing and r not in local.memories:
+                continue
             own, client = Report(*(field[here] for field in report)), chunk.clients(here)
             every = len(here) == len(chunk.rows)
             update = delta if every else [matrix.index_select(0, here) for matrix in delta]

@@ -1,6 +1,5 @@
 """The rows of a round in chunks that fit into memory, sorted with the longest first."""
 
-from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 import torch
@@ -35,7 +34,7 @@ class Chunk(NamedTuple):
     batch_entry: Tensor  # (Σ counts,) which of the selection's entries it belongs to
     batch_places: Tensor  # (Σ counts, B) which of the ordered samples it takes
     padding: Tensor  # (Σ counts, B) −1 for padding, else 0
-    rows_of: dict[int, Tensor]  # which of the chunk's rows are a run's, for some runs
+    rows_of: dict[int, Tensor]  # by run, which of the chunk's rows are its
 
     def clients(self, rows: Tensor) -> Tensor:
         """The clients of some of the chunk's rows."""
@@ -63,11 +62,11 @@ def chunk_of(
     selection: Selection,
     counts: Tensor,
     batch_size: int,
-    apart: Collection[int] = (),
 ) -> Chunk:
     """A chunk of rows with their runs and entries, and how many of the first rows take each step."""
     device = selection.entry.device
-    runs = torch.unique(row_run)
+    runs, rows_each = torch.unique(row_run, return_counts=True)
+    by_run = torch.argsort(row_run, stable=True).to(device).split(rows_each.tolist())
     row_entry, active = row_entry.to(device), counts.tolist()
     batch_step, batch_row = segments(counts.to(device), sum(active))
     batch_entry = row_entry[batch_row]
@@ -86,7 +85,7 @@ def chunk_of(
         batch_step,
         batch_entry,
         *places(selection, batch_entry, batch_step, batch_size),
-        {r: (row_run == r).nonzero()[:, 0].to(device) for r in apart if r in runs},
+        dict(zip(runs.tolist(), by_run, strict=True)),
     )
 
 
@@ -142,11 +141,10 @@ class Cutter:
         runs: list[Run],
         plan: ExecutionPlan,
         *,
-        apart: Collection[int] = (),
         vectors: int = 0,
     ):
-        """For the runs `apart`, chunks record which rows are theirs. Rows have so many further `vectors`."""
-        self.apart, self.vectors = apart, vectors
+        """Rows have so many further `vectors`."""
+        self.vectors = vectors
         self.model, self.planner, self.runs = model, planner, runs
         self.workers, self.even = plan.workers.value, plan.sizes.even_chunks
         # How many numbers the rows of a chunk may hold together; and with how many launching costs little
@@ -230,9 +228,7 @@ class Cutter:
             selection = self.planner.probing(self.plan, entries, self.batch_sizes[kind], bring=bring)
         multiple = 1 if most_counts is None else -(-len(rows) // most_counts)
         counts = active_rows(self._steps(kind, rows), multiple)
-        return chunk_of(
-            rows, self.row_run[rows], row_entry, selection, counts, self.batch_sizes[kind], self.apart
-        )
+        return chunk_of(rows, self.row_run[rows], row_entry, selection, counts, self.batch_sizes[kind])
 
     def fixed(self, kind: Kind) -> int:
         """How many numbers a row holds, apart from its samples."""

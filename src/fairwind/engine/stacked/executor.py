@@ -54,7 +54,7 @@ class Stacked:
         self.locals = locals_of(runs, torch.empty(0, dtype=model.dtype, device=self.device))
         self.extras = AlgorithmExtras(model.layout, memories, runs, federation, plan)
         vectors = max(each.rules.vectors for each in self.locals.values())
-        self.cutter = Cutter(model, planner, runs, plan, apart=self.extras.apart, vectors=vectors)
+        self.cutter = Cutter(model, planner, runs, plan, vectors=vectors)
         self.algorithms = by_algorithm(runs)
         # A round that repeats is recorded as a whole: then its chunks are kept, and its steps not recorded.
         self.whole_rounds = plan.graphs.value == "rounds"

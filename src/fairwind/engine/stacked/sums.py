@@ -51,20 +51,20 @@ def contributions(
         mine = [r for r in all_mine if r in chunk.runs]
         if not mine:
             continue
-        if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
-            seen = torch.stack([member[chunk.runs.index(r)] for r in mine]).sum(0) > 0
-            usable = torch.where(seen, usable_clients(algorithm, report), usable)
-            continue
-        # Computed for all rows: those of other runs are finite, and multiplied by 0.
-        part, counts = contribute(algorithm, report)
         if len(mine) == len(chunk.runs):
-            members, coef, usable = member, part.coef, counts
+            rows, own, members = None, report, member
         else:
-            members = torch.stack([member[chunk.runs.index(r)] for r in mine])
-            asked = members.sum(0) > 0
-            coef, usable = torch.where(asked, part.coef, coef), torch.where(asked, counts, usable)
-        added = members @ torch.stack(part.sums, dim=1)
-        sums |= {r: type(part.sums)(*new.unbind()) for r, new in zip(mine, added, strict=True)}
+            rows = torch.cat([chunk.rows_of[r] for r in mine])
+            own = Report(*(field[rows] for field in report))
+            members = torch.stack([member[chunk.runs.index(r)][rows] for r in mine])
+        if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+            counts = usable_clients(algorithm, own)
+        else:
+            part, counts = contribute(algorithm, own)
+            coef = part.coef if rows is None else coef.index_copy(0, rows, part.coef)
+            added = members @ torch.stack(part.sums, dim=1)
+            sums |= {r: type(part.sums)(*new.unbind()) for r, new in zip(mine, added, strict=True)}
+        usable = counts if rows is None else usable.index_copy(0, rows, counts)
     weights = member * coef
     scale = weights.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     scaled = (weights / scale).to(delta[0].dtype)
