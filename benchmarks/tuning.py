@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 import fairwind as fw
@@ -46,9 +48,33 @@ def ten() -> fw.Task:
     return fw.Task(small, data, rounds=200, name="ten clients")
 
 
+def eight() -> fw.Task:
+    """A linear model, and eight clients who agree on the labels and not on the inputs."""
+    torch.manual_seed(0)
+    rule = torch.randn(20, 5)
+    inputs = [torch.randn(100 * (k + 1), 20) + torch.randn(20) for k in range(8)]
+    data = fw.Federation.from_clients([(x, (x @ rule).argmax(1)) for x in inputs], validation=0.1)
+    return fw.Task(lambda: nn.Linear(20, 5), data, rounds=100, name="eight clients")
+
+
+def digits() -> fw.Task:
+    """Handwritten digits of scikit-learn, dealt out to 20 clients by Dirichlet shares of each class."""
+    pictures, labels = load_digits(return_X_y=True)
+    draw = np.random.default_rng(0)
+    owner = np.empty(len(labels), dtype=np.int64)
+    for label in range(10):
+        mine = np.flatnonzero(labels == label)
+        owner[mine] = draw.choice(20, len(mine), p=draw.dirichlet(np.full(20, 0.5)))
+    clients = [((pictures[owner == k] / 16).astype(np.float32), labels[owner == k]) for k in range(20)]
+    data = fw.Federation.from_clients(clients, validation=0.15, classes=10, name="digits")
+    return fw.Task(lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), data, rounds=200)
+
+
 TASKS: dict[str, Callable[[], fw.Task]] = {
     "clinics": clinics,
     "ten": ten,
+    "eight": eight,
+    "digits": digits,
     "synthetic": lambda: fw.setup("synthetic:validation=0.1"),
     "synthetic-li": lambda: fw.setup("synthetic-li:validation=0.1"),
     "synthetic-sizes-li": lambda: fw.setup("synthetic:sizes=li,validation=0.1"),

@@ -66,7 +66,7 @@ def chunk_of(
     """A chunk of rows with their runs and entries, and how many of the first rows take each step."""
     device = selection.entry.device
     runs, rows_each = torch.unique(row_run, return_counts=True)
-    by_run = torch.argsort(row_run, stable=True).to(device).split(rows_each.tolist())
+    by_run = torch.split(torch.argsort(row_run, stable=True).to(device), rows_each.tolist())
     row_entry, active = row_entry.to(device), counts.tolist()
     batch_step, batch_row = segments(counts.to(device), sum(active))
     batch_entry = row_entry[batch_row]
