@@ -6,7 +6,7 @@ The plain loop trains one client after another, uncompiled, in one thread.
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from fairwind.contract import TYPES
-from fairwind.engine.plan import Decision, Graphs
+from fairwind.engine.plan import Decision, Gradients, Graphs, Place, Steps
+from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
 from own_algorithms import built
 from replay import Replayer
@@ -131,6 +132,13 @@ PATHS = EAGER | AHEAD_OF_TIME
 CPU_ONLY = ("workers", "factors", "host and workers", "loop and workers", "hand-written")
 
 Numbers = dict[tuple[str, int], dict[str, Tensor]]  # by label and seed
+
+
+def test_every_value_of_a_plan_is_a_path_here() -> None:
+    elsewhere = {"auto", "torch.compile" if DEVICE == "cpu" else "ahead-of-time"}  # settings; other devices
+    values = {value for path in PATHS.values() for value in (*path.plan.values(), path.graphs)}
+    for part in (Engine, Steps, Gradients, Graphs, Place):
+        assert set(get_args(part)) - elsewhere <= values
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Local solvers: stacked they are PyTorch's own, and what a solver cannot tell is asked of nobody."""
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ import torch
 from fairwind import Federation, InputError, Settings, Solver, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
+from fairwind.engine.solver import Method
 from simulations import assert_together, dropout_model, simulation
 
 SOLVERS = {
@@ -23,6 +24,10 @@ SOLVERS = {
     "scheduled": Solver(lr=0.3, momentum=0.5, lr_schedule=lambda round: 1 / (1 + round)),
 }
 NAMES = ["fedavg", "qfedavg", "adafedadam"]
+
+
+def test_every_method_is_compared_with_pytorch() -> None:
+    assert {solver.optimizer for solver in SOLVERS.values()} == set(get_args(Method))
 
 
 @pytest.mark.parametrize("name", SOLVERS)

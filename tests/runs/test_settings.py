@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fairwind as fw
+from conftest import make_model
 from fairwind.cli.compare import Compare
 from fairwind.cli.options import names
 from fairwind.cli.study import Sweep
@@ -64,6 +65,26 @@ def test_a_field_says_what_depends_on_it(name: str) -> None:
     assert (recipe(changed).command() == recipe(PLAIN).command()) is machine
     kept = getattr(on_the_same_machine(PLAIN, changed), name)
     assert (kept == getattr(PLAIN, name)) is decides
+
+
+# Values that a small run notices.
+NOTICED: dict[str, Any] = {
+    "rounds": 3,
+    "solver": fw.Solver(lr=0.5),
+    "participation": 0.5,
+    "clients_per_round": 1,
+    "probe_samples": 1,
+    "target": -1.0,
+}
+
+
+@pytest.mark.parametrize("name", names_of("numbers"))
+def test_a_setting_that_decides_the_numbers_changes_them(ragged: fw.Federation, name: str) -> None:
+    task = fw.Task(make_model, ragged, rounds=2)
+    options: dict[str, Any] = {"progress": False, "eval_every": 1}
+    plain = fw.simulate(task, "adafedadam", **options)
+    changed = fw.simulate(task, "adafedadam", **options, **{name: NOTICED[name]})
+    assert plain.rounds != changed.rounds or not torch.equal(plain.loss, changed.loss)
 
 
 @pytest.mark.parametrize(

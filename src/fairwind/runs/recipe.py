@@ -5,7 +5,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Container, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from fairwind.engine.losses.fitting import loss_name
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
-from fairwind.engine.solver import Solver, option_names
+from fairwind.engine.solver import Method, Solver, option_names
 from fairwind.errors import InputError, unknown
 from fairwind.runs.references import is_reference, load_algorithm, not_an_algorithm
 from fairwind.task import Task
@@ -33,11 +33,9 @@ class Named(NamedTuple):
     nesterov: bool = False
 
 
-SOLVERS = {
-    "sgd": Named("sgd"),
+SOLVERS = {name: Named(name) for name in get_args(Method)} | {
     "momentum": Named("sgd", 0.9),
     "nesterov": Named("sgd", 0.9, nesterov=True),
-    **{name: Named(name) for name in ("adam", "adamw", "rmsprop")},
 }
 NONE: Mapping[str, AnyAlgorithm] = {}
 

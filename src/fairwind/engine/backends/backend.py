@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, assert_never
 
 from fairwind.engine.backends.classifier import Classifier, applies
 from fairwind.engine.backends.compiling import Library, compiled_for_gpu
@@ -39,16 +39,22 @@ def compile_steps(how: Steps, kind: Kind, workspaces: Sequence[Workspace], solve
     Without a compiler, and where nothing compiled is cached, they are refused: a resumed run would differ.
     """
     first = workspaces[0]
+    if how == "eager":
+        return
     if how == "torch.compile":  # where one worker has all rows
         if find_spec("triton") is None:
             raise _no_compiler(TRITON)
         first.step = compiled_for_gpu(first.step)
         return
     try:
-        if how == "hand-written" and applies(kind, first.model, first.data, first.rules, solver):
-            library: Library | Classifier = Classifier(kind, first.model, first.rules)
-        else:
-            library = Library(first.step, *first.example())
+        library: Library | Classifier
+        match how:
+            case "hand-written" if applies(kind, first.model, first.data, first.rules, solver):
+                library = Classifier(kind, first.model, first.rules)
+            case "hand-written" | "ahead-of-time":
+                library = Library(first.step, *first.example())
+            case _:
+                assert_never(how)
         for workspace in workspaces:
             workspace.compiled = library.driver()
     except Exception as error:  # whatever the compiler makes of a user's module
