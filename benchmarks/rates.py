@@ -90,23 +90,26 @@ def shown(row: dict[str, Any]) -> str:
     return f"{row['task']}, {row['rounds']} rounds, {row['algorithm']:10} {default} {told}"
 
 
+def tasks(data_dir: Path | None) -> dict[str, Callable[[], fw.Task]]:
+    """Those of tuning.py, and FEMNIST from files in a folder, or from the hub."""
+
+    def femnist() -> fw.Task:
+        return replace(fw.setup("femnist:clients=40,validation=0.1", data_dir=data_dir), rounds=200)
+
+    return TASKS | {"femnist": femnist}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tasks = (*TASKS, "femnist")
-    parser.add_argument("tasks", nargs="*", default=tasks, metavar="TASK", help=", ".join(tasks))
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(tasks(None)))
     parser.add_argument("--data-dir", type=Path, help="of FEMNIST's files; the hub if not given")
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
-    made: dict[str, Callable[[], fw.Task]] = {
-        **TASKS,
-        "femnist": lambda: replace(
-            fw.setup("femnist:clients=40,validation=0.1", data_dir=o.data_dir), rounds=200
-        ),
-    }
+    made = tasks(o.data_dir)
     rows = []
-    for name in o.tasks:
+    for name in o.tasks or made:
         rows += measure(name, made[name])
         if o.json:
             content = {"environment": environment("cpu"), "seeds": SEEDS, "results": rows}

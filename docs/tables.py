@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, pstdev
+from typing import Any
 
 from fairwind.algorithms import PAPER as ALGORITHMS
 from fairwind.intervals import Interval, over_draws
@@ -43,7 +44,7 @@ DOCS = ROOT / "docs"
 PAPER = ("parts", "costs", "controls", "tuned", "readings", "precision", "theory", "runs")
 PAGES = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics")),
+    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing")),
     *(DOCS / "paper" / f"{name}.md" for name in PAPER),
 )
 STAND_INS = {"features": "linear on CIFAR-10 features", "pooled": "MLP on FEMNIST pooled"}
@@ -584,6 +585,69 @@ def remaining() -> str:
     return table(["command", "runs left", "setups"], rows)
 
 
+TASKS = {  # of benchmarks/rates.py
+    "clinics": "six clinics",
+    "ten": "ten clients",
+    "eight": "eight clients, linear",
+    "digits": "digits, 20 clients",
+    "femnist": "FEMNIST, 40 writers",
+    "synthetic": "Synthetic",
+    "synthetic-li": "Li's Synthetic(1, 1)",
+    "synthetic-sizes-li": "Synthetic, Li's sizes",
+}
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())[
+        "results"
+    ]
+    return sorted(rows, key=lambda row: [*TASKS].index(row["task"]))
+
+
+def with_interval(difference: list[float]) -> str:
+    apart, low, high = (f"{number:+.1f}".replace("-", "−") for number in difference)
+    return f"{apart} [{low}, {high}]"
+
+
+def rates_after(rounds: str) -> str:
+    """The worst 30 % with the default server rate → with the chosen one (which), after so many rounds."""
+    cells: dict[str, list[str]] = {}
+    for row in recorded("rates"):
+        if row["rounds"] == int(rounds):
+            one, other = (row[which]["worst30"] for which in ("default", "chosen"))
+            text = f"{one:.0f} → {other:.0f} ({row['rate']:g})" if row["difference"] else f"{one:.0f}"
+            cells.setdefault(TASKS[row["task"]], []).append(text)
+    return table(["task", *map(display_name, ALGORITHMS)], [[task, *row] for task, row in cells.items()])
+
+
+def rates_of(task: str) -> str:
+    """Average / STD / worst 30 % of a task with default and chosen server rates, by rounds."""
+    rows = []
+    for row in recorded("rates"):
+        if row["task"] == task:
+            results = [
+                " / ".join(f"{row[which][key]:.1f}" for key in ("avg", "std", "worst30"))
+                for which in ("default", "chosen")
+            ]
+            apart = with_interval(row["difference"]["worst30"]) if row["difference"] else "the default"
+            name = display_name(row["algorithm"])
+            rows.append([str(row["rounds"]), name, results[0], f"{row['rate']:g}", results[1], apart])
+    return table(["rounds", "algorithm", "default rate", "chosen", "its result", "worst 30 %"], rows)
+
+
+def exponents() -> str:
+    """Average / worst 30 % with size=1, and what 0.5 and 0 change in the worst 30 %."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for row in recorded("exponent"):
+        cells = rows.setdefault((row["task"], row["algorithm"]), [])
+        if row["size"] == 1:
+            cells.append(f"{row['result']['avg']:.1f} / {row['result']['worst30']:.1f}")
+        else:
+            cells.append(with_interval(row["difference"]["worst30"]))
+    head = ["task", "algorithm", "size=1: average / worst 30 %", "size=0.5: worst 30 %", "size=0"]
+    return table(head, [[TASKS[task], display_name(name), *cells] for (task, name), cells in rows.items()])
+
+
 TABLES: dict[str, Callable[..., str]] = {
     f.__name__: f
     for f in (
@@ -612,6 +676,9 @@ TABLES: dict[str, Callable[..., str]] = {
         guarantee,
         made,
         remaining,
+        rates_after,
+        rates_of,
+        exponents,
     )
 }
 
