@@ -21,6 +21,11 @@ from fairwind.contract import (
 State = TypeVar("State", bound=tuple[Any, ...])
 
 
+def counts_clients(algorithm: AnyAlgorithm) -> bool:
+    """Whether the server's state depends on how many clients there are."""
+    return isinstance(algorithm, MemoryAlgorithm | CohortAlgorithm | GramAlgorithm)
+
+
 def first_state(algorithm: AnyAlgorithm, x: Tensor, clients: int) -> Any:
     """The server's state at x_0, in a federation with this many clients."""
     if isinstance(algorithm, MemoryAlgorithm | CohortAlgorithm | GramAlgorithm):

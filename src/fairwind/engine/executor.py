@@ -69,10 +69,17 @@ class Executor(Protocol):
         """
         ...
 
-    def updates(self, x: Tensor, loss0: Tensor, shared: Shared) -> Iterator[ClientUpdates]:
+    def gradients(self, x: Tensor) -> dict[int, Tensor]:
+        """The mean full gradients (P,) at x (R, P), by run, for servers that get them; trains nothing."""
+        ...
+
+    def updates(
+        self, x: Tensor, loss0: Tensor, shared: Shared, gradients: dict[int, Tensor]
+    ) -> Iterator[ClientUpdates]:
         """Trains the prepared round, too, and yields the clients' updates instead of sums.
 
-        For algorithms whose servers need only sums, and whose clients keep nothing.
+        `gradients` are the mean full gradients by run; those that are missing are measured, and added. New
+        personal models are kept, but memories do not change.
         """
         ...
 

@@ -22,7 +22,8 @@ shares add up to the whole. With `Privacy` other bounds take the place of these:
 from fairwind.exchange.bounds import UNBOUNDED, Bounds
 from fairwind.exchange.client import LocalClient
 from fairwind.exchange.evaluation import Evaluations, Judged
-from fairwind.exchange.message import Form, RefusedError, Reply, arrays_of, sums_form
+from fairwind.exchange.kept import Kept
+from fairwind.exchange.message import Form, RefusedError, Reply, Request, arrays_of, sums_form
 from fairwind.exchange.own_loop import report_update
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun
@@ -36,10 +37,12 @@ __all__ = [
     "FederatedRun",
     "Form",
     "Judged",
+    "Kept",
     "LocalClient",
     "Privacy",
     "RefusedError",
     "Reply",
+    "Request",
     "Round",
     "arrays_of",
     "report_update",

@@ -123,19 +123,32 @@ class Stacked:
         return None
 
     @torch.no_grad()
-    def updates(self, x: Tensor, loss0: Tensor, shared: Shared) -> Iterator[ClientUpdates]:
+    def gradients(self, x: Tensor) -> dict[int, Tensor]:
+        layout = self.model.layout
+        return self._probes(x, layout.as_matrices(layout.parts(x)))[1]
+
+    @torch.no_grad()
+    def updates(
+        self, x: Tensor, loss0: Tensor, shared: Shared, gradients: dict[int, Tensor]
+    ) -> Iterator[ClientUpdates]:
         layout = self.model.layout
         models = layout.as_matrices(layout.parts(x))
-        probed, more = self._probes(x, models)
-        local = self.locals["training"]
-        modifications = local.modifications(layout, x, shared, more)
-        train = partial(self._train, local, modifications, models, probed, loss0)
-        for chunk, (report, delta) in self._chunked("training", train):
-            flat = layout.from_matrices(delta)
-            for r in chunk.runs:
-                mine = (chunk.row_run == r).nonzero()[:, 0]
-                own = Report(*(field[mine] for field in report))
-                yield ClientUpdates(r, chunk.clients(mine), own, flat[mine])
+        probed, measured = self._probes(x, models)
+        gradients |= measured | gradients
+        for way, local in self.locals.items():
+            modifications = local.modifications(layout, x, shared, gradients)
+            if way == "personal":
+                keep = partial(self._personal, local, modifications, models)
+                for _, trained in self._chunked(way, keep):
+                    self.extras.remember(local, trained)
+                continue
+            train = partial(self._train, local, modifications, models, probed, loss0)
+            for chunk, (report, delta) in self._chunked(way, train):
+                flat = layout.from_matrices(delta)
+                for r in chunk.runs:
+                    mine = (chunk.row_run == r).nonzero()[:, 0]
+                    own = Report(*(field[mine] for field in report))
+                    yield ClientUpdates(r, chunk.clients(mine), own, flat[mine])
 
     @torch.no_grad()
     def _sums(self, x: Tensor, loss0: Tensor, shared: Shared) -> RoundSums:
@@ -149,8 +162,7 @@ class Stacked:
             local: Locals, modifications: Modifications, chunk: Chunk, workspaces: Workspaces
         ) -> Trained:
             if local.way == "personal":
-                rows = self._work(chunk, workspaces["personal"], models, modifications, local)
-                return self.extras.keep_models(chunk, layout.as_matrices(rows.weights))
+                return self._personal(local, modifications, models, chunk, workspaces)
             given = local, modifications, models, probed, loss0, chunk, workspaces
             report, delta = self._train(*given)
             waits = self.plan.graphs.value == "none"
@@ -182,6 +194,18 @@ class Stacked:
                 for r, found in measured[2].items():
                     gradients[r].add(*found)
         return (loss, grad_norm), {r: gradient.mean() for r, gradient in gradients.items()}
+
+    def _personal(
+        self,
+        local: Locals,
+        modifications: Modifications,
+        models: list[Tensor],
+        chunk: Chunk,
+        workspaces: Workspaces,
+    ) -> Trained:
+        """The rows' personal models."""
+        rows = self._work(chunk, workspaces["personal"], models, modifications, local)
+        return self.extras.keep_models(chunk, self.model.layout.as_matrices(rows.weights))
 
     def _train(
         self,
