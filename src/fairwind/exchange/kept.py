@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fairwind.exchange.message import Arrays, Request
-from fairwind.runs.files import write_atomic
+from fairwind.runs.files import is_sealed, sealed, write_atomic
 
 
 class Kept(NamedTuple):
@@ -46,7 +46,7 @@ def save_kept(file: Path, kept: Kept) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f"{number}/{name}": a for number, arrays in kept.vectors.items() for name, a in arrays.items()}
     said = {"training": kept.training, "first_loss": kept.first_loss, "digest": _digest(tensors)}
-    write_atomic(file, save(tensors, {"kept": json.dumps(said)}))
+    write_atomic(file, save(tensors, {"kept": json.dumps(sealed(said))}))
 
 
 def load_kept(file: Path) -> Kept:
@@ -56,7 +56,7 @@ def load_kept(file: Path) -> Kept:
         with safe_open(file, "np") as opened:
             said = json.loads(opened.metadata()["kept"])
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-        if said["digest"] != _digest(tensors):
+        if not is_sealed(said) or said["digest"] != _digest(tensors):
             return Kept()
         for key, array in tensors.items():
             number, _, name = key.partition("/")
