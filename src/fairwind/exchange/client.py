@@ -26,7 +26,6 @@ from fairwind.engine.evaluation import client_scores, split, training_losses
 from fairwind.engine.executor import Run
 from fairwind.engine.machine import matmul_precision
 from fairwind.engine.memory import changed
-from fairwind.engine.ranks import ALONE
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, python_numbers, whole
 from fairwind.exchange.evaluation import Judged
@@ -96,7 +95,7 @@ class LocalClient:
             settings = replace(settings, compile="off")
         settings = replace(settings, participation=1.0, clients_per_round=None)
         runs = [Run(algorithm.name, algorithm, seed)]
-        check_runs(runs, settings, ALONE)
+        check_runs(runs, settings)
         self.engine = build_engine(
             {seed: build(task.model, seed)},
             only(task.federation, client or 0),

@@ -249,7 +249,9 @@ class Aggregator:
         """Refuses a client beyond those that the algorithm counts on."""
         known = {*self.numbers, *self.counted}
         if self.clients is not None and client not in known and len(known) >= self.clients:
-            raise RefusedError(f"it is one more than the {self.clients} clients that are counted on: clients=")
+            raise RefusedError(
+                f"it is one more than the {self.clients} clients that are counted on: clients="
+            )
 
     def _add_gradient(self, client: str, reply: Reply) -> None:
         """Adds what clients measure before they train."""

@@ -181,6 +181,9 @@ class Stacked:
                 for r, each in trained.held.items():
                     held[r].add(*each)
                 self.extras.remember(local, trained)
+        if self.ranks.world > 1:
+            for r in sorted({*self.extras.memories.values, *held}):
+                self.extras.share(r, *self.cutter.clients(r), models, more, held, self.ranks)
         return over_ranks(totals.outcome(layout, more, held), self.runs, self.ranks)
 
     def _probes(self, x: Tensor, models: list[Tensor]) -> tuple[tuple[Tensor, Tensor], dict[int, Tensor]]:
@@ -193,7 +196,7 @@ class Stacked:
                 loss[chunk.rows], grad_norm[chunk.rows] = measured[:2]
                 for r, found in measured[2].items():
                     gradients[r].add(*found)
-        return (loss, grad_norm), {r: gradient.mean() for r, gradient in gradients.items()}
+        return (loss, grad_norm), {r: each.mean(self.ranks) for r, each in gradients.items()}
 
     def _personal(
         self,
