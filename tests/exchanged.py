@@ -30,9 +30,11 @@ class Exchange:
         seed: int = 0,
         bounds: Any = UNBOUNDED,
         privacy: Any = None,
+        clients: list[LocalClient] | None = None,
         **options: Any,
     ):
-        self.clients = clients_of(task, spec, seed, **options)
+        """`clients` are those of another exchange of the same, which take long to build."""
+        self.clients = clients or clients_of(task, spec, seed, **options)
         self.kept = [Kept() for _ in self.clients]
         one = self.clients[0]
         sends = options.get("sends", "report")

@@ -1,5 +1,7 @@
 """Every algorithm in a federation of messages: the simulator's model, and what nodes keep for it."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from exchanged import Exchange, simulated, task_of
-from fairwind import Federation, InputError, algorithms
+from conftest import make_federation
+from exchanged import Exchange, clients_of, simulated, task_of
+from fairwind import InputError, algorithms
 from fairwind.contract import MemoryAlgorithm
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.simulation import Simulation
@@ -18,13 +21,31 @@ from fairwind.exchange.kept import kept_file, load_kept, save_kept
 from fairwind.exchange.message import Arrays
 
 SEED, ROUNDS = 3, 3
+FEDERATION = make_federation([12, 1, 45, 8, 26, 20])
+TASK, CLIENTS = task_of(FEDERATION), len(FEDERATION)
+ONE_OF_EACH = ("fedavg", "adafedadam", "fedcm", "scaffold", "mimelite", "mime", "ditto", "afl", "fedfv")
 NEW = ("scaffold", "feddyn", "mimelite", "mime", "ditto", "afl", "fedmgda", "fedfv")
+
+
+@cache
+def clients(spec: str) -> list[LocalClient]:
+    return clients_of(TASK, spec, SEED)
+
+
+def exchange_of(spec: str, **options: Any) -> Exchange:
+    return Exchange(TASK, spec, seed=SEED, clients=clients(spec), **options)
 
 
 def assert_same(exchange: Exchange, simulation: Simulation) -> None:
     """The model, the server's state, and what clients keep."""
     torch.testing.assert_close(exchange.server.x, simulation.x[0], rtol=1e-9, atol=1e-10)
+    ours = list(exchange.server.numbers.values())  # of the clients that have come, in the server's order
+    theirs = [int(client) for client in exchange.server.numbers]
     for one, other in zip(exchange.server.state, simulation.states[0], strict=True):
+        if one.shape[:1] == (CLIENTS,):
+            one, other = one[ours], other[theirs]
+        if one.shape[1:] == (CLIENTS,):
+            one, other = one[:, ours], other[:, theirs]
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
     for vectors in simulation.memories.values.values():
         for client, number in exchange.server.kept.items():
@@ -37,33 +58,31 @@ def vector_of(exchange: Exchange, client: int, number: int) -> Tensor:
 
 
 @pytest.mark.parametrize("spec", algorithms.REGISTRY)
-def test_every_algorithm_trains_the_simulators_model(ragged: Federation, spec: str) -> None:
-    task = task_of(ragged)
-    exchange, simulation = Exchange(task, spec, seed=SEED), simulated(task, spec, seed=SEED)
+def test_every_algorithm_trains_the_simulators_model(spec: str) -> None:
+    exchange, simulation = exchange_of(spec), simulated(TASK, spec, seed=SEED)
     for _ in range(ROUNDS):
         assert exchange.round().moved
         simulation.step()
         assert_same(exchange, simulation)
     simulation.evaluate()
-    for k in range(len(ragged)):  # every model that the simulator evaluates
+    for k in range(CLIENTS):  # every model that the simulator evaluates
         judged = exchange.judge(k)
         both = [judged] if judged.further is None else [judged, judged.further]
-        expected = simulation.loss[:, k]
-        torch.testing.assert_close(torch.tensor([each.loss for each in both]), expected, equal_nan=True)
+        expected = simulation.loss[:, k].tolist()
+        assert [each.loss for each in both] == pytest.approx(expected, nan_ok=True)
 
 
-@pytest.mark.parametrize("spec", algorithms.REGISTRY)
-def test_so_it_does_where_nodes_miss_rounds(ragged: Federation, spec: str) -> None:
-    task = task_of(ragged)
-    exchange = Exchange(task, spec, seed=SEED)
-    simulation = simulated(task, spec, seed=SEED, clients_per_round=5)
+@pytest.mark.parametrize("spec", ONE_OF_EACH)
+def test_so_it_does_where_nodes_miss_rounds(spec: str) -> None:
+    exchange = exchange_of(spec)
+    simulation = simulated(TASK, spec, seed=SEED, clients_per_round=4)
     for k, client in enumerate(exchange.clients):  # all know their first losses, as in a simulation
         first = client.loss(exchange.server.weights())
         exchange.kept[k] = Kept(exchange.server.training, first)
     absent: set[int] = set()
     for round in range(ROUNDS):
         there = simulation.planner.plan([SEED], round).client.tolist()
-        absent |= set(range(len(ragged))) - set(there)
+        absent |= set(range(CLIENTS)) - set(there)
         exchange.round(there)
         simulation.step()
         assert_same(exchange, simulation)
@@ -74,9 +93,8 @@ def test_so_it_does_where_nodes_miss_rounds(ragged: Federation, spec: str) -> No
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "feddyn", "ditto"])
-def test_what_a_node_has_lost_is_logged_and_counts_as_nothing(ragged: Federation, spec: str) -> None:
-    task = task_of(ragged)
-    exchange, simulation = Exchange(task, spec, seed=SEED), simulated(task, spec, seed=SEED)
+def test_what_a_node_has_lost_is_logged_and_counts_as_nothing(spec: str) -> None:
+    exchange, simulation = exchange_of(spec), simulated(TASK, spec, seed=SEED)
     for _ in range(2):
         exchange.round()
         simulation.step()
@@ -92,20 +110,20 @@ def test_what_a_node_has_lost_is_logged_and_counts_as_nothing(ragged: Federation
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "feddyn", "ditto"])
-def test_a_round_that_did_not_count_is_undone_at_the_node(ragged: Federation, spec: str) -> None:
-    late, absent = (Exchange(task_of(ragged), spec, seed=SEED) for _ in range(2))
+def test_a_round_that_did_not_count_is_undone_at_the_node(spec: str) -> None:
+    late, absent = (exchange_of(spec) for _ in range(2))
     for exchange in (late, absent):
         exchange.round()
     late.reply(2)  # it trains, and its reply is late
     for exchange in (late, absent):
-        exchange.round([k for k in range(len(ragged)) if k != 2])
+        exchange.round([k for k in range(CLIENTS) if k != 2])
         assert exchange.round().lines() == []
     assert torch.equal(late.server.x, absent.server.x)
     assert torch.equal(vector_of(late, 2, 2), vector_of(absent, 2, 2))
 
 
-def test_what_is_kept_of_another_training_does_not_count(ragged: Federation) -> None:
-    first, second = (Exchange(task_of(ragged), "scaffold") for _ in range(2))
+def test_what_is_kept_of_another_training_does_not_count() -> None:
+    first, second = (exchange_of("scaffold") for _ in range(2))
     first.round()
     second.round()
     second.kept[0] = first.kept[0]
@@ -113,17 +131,14 @@ def test_what_is_kept_of_another_training_does_not_count(ragged: Federation) -> 
 
 
 @pytest.mark.parametrize("spec", NEW)
-def test_a_server_killed_in_any_round_goes_on_as_if_it_had_not_been(
-    ragged: Federation, spec: str, tmp_path: Path
-) -> None:
-    task = task_of(ragged)
-    straight, broken = (Exchange(task, spec, bounds=Bounds()) for _ in range(2))
+def test_a_server_killed_in_any_round_goes_on_as_if_it_had_not_been(spec: str, tmp_path: Path) -> None:
+    straight, broken = (exchange_of(spec, bounds=Bounds()) for _ in range(2))
     for _ in range(ROUNDS):
         straight.round()
         for k in range(3):  # replies of the phase in flight when it is killed
             broken.server.accept(str(k), broken.reply(k))
         one = broken.clients[0]
-        fresh = Aggregator(algorithms.build(spec), one.layout, one.start(), clients=len(ragged))
+        fresh = Aggregator(algorithms.build(spec), one.layout, one.start(), clients=CLIENTS)
         checkpoint, _ = load_checkpoint(tmp_path, "me")
         if checkpoint is not None:
             fresh.restore(checkpoint)
@@ -158,28 +173,24 @@ def test_a_file_keeps_what_a_client_keeps_or_counts_as_lost(tmp_path: Path) -> N
 # ---- phases ----
 
 
-def test_who_sends_no_gradient_is_not_asked_to_train_and_who_does_not_train_counts_zero(
-    ragged: Federation,
-) -> None:
-    exchange, without = (Exchange(task_of(ragged), "mime") for _ in range(2))
-    server, everyone = exchange.server, range(len(ragged))
-    for k in everyone:
-        if k != 5:
-            assert not server.accept(str(k), exchange.reply(k))
-    assert server.turn() == {str(k) for k in everyone if k != 5}
-    assert "no gradient before" in server.accept("5", exchange.reply(5))
-    for k in everyone:
-        if k not in (5, 6):
-            assert not server.accept(str(k), exchange.reply(k))
+def test_who_sends_no_gradient_is_not_asked_to_train_and_who_does_not_train_counts_zero() -> None:
+    exchange, without = (exchange_of("mime") for _ in range(2))
+    server, measuring, training = exchange.server, (0, 1, 2, 3, 5), (0, 1, 2, 3)
+    for k in measuring:
+        assert not server.accept(str(k), exchange.reply(k))
+    assert server.turn() == set(map(str, measuring))
+    for k in training:
+        assert not server.accept(str(k), exchange.reply(k))
+    assert server.accept("4", exchange.reply(4)) == "it sent no gradient before"
     done = server.finish()
-    assert (done.used, set(done.refused)) == (len(ragged) - 2, {"5"})
-    without.round([k for k in everyone if k != 5])
-    assert torch.equal(server.state.m, without.server.state.m)  # the sixth's gradient counted
+    assert (done.used, set(done.refused)) == (len(training), {"4"})
+    without.round(measuring)
+    assert torch.equal(server.state.m, without.server.state.m)  # all gradients counted
     assert not torch.equal(server.x, without.server.x)
 
 
-def test_a_corrected_step_needs_the_mean_gradient(ragged: Federation) -> None:
-    exchange = Exchange(task_of(ragged), "mime")
+def test_a_corrected_step_needs_the_mean_gradient() -> None:
+    exchange = exchange_of("mime")
     with pytest.raises(InputError, match="mean gradient: give it"):
         exchange.clients[0].train(exchange.server.weights(), 0)
 
@@ -193,7 +204,7 @@ def changed(reply: Reply, **arrays: Any) -> Reply:
 
 
 BIAS = "2.bias"
-SPOILT = {
+SPOILT: dict[str, tuple[Callable[[Reply], Reply], str]] = {
     "NaN": (lambda r: changed(r, **{BIAS: np.full(3, np.nan)}), f"'{BIAS}' has numbers that are not finite"),
     "shape": (lambda r: changed(r, **{BIAS: np.ones(4)}), f"'{BIAS}' is of shape (4,), not (3,)"),
     "type": (lambda r: changed(r, **{BIAS: np.ones(3, np.float32)}), f"'{BIAS}' is of type float32"),
@@ -205,35 +216,41 @@ SPOILT = {
 
 
 @pytest.mark.parametrize(("spec", "what"), [("scaffold", "change of memory"), ("mimelite", "gradient")])
-@pytest.mark.parametrize("name", SPOILT)
-def test_a_spoilt_second_vector_is_named_and_refused(
-    ragged: Federation, spec: str, what: str, name: str
-) -> None:
-    spoil, why = SPOILT[name]
-    spoilt, others = (Exchange(task_of(ragged), spec) for _ in range(2))
-    said = spoilt.server.accept("7", spoil(spoilt.reply(7)))
-    assert why in said
-    assert what in said or name == "huge"
-    for exchange in (spoilt, others):
-        exchange.round(range(7))
-    assert torch.equal(spoilt.server.x, others.server.x)
-    assert all(map(torch.equal, spoilt.server.state, others.server.state))
+def test_a_spoilt_second_vector_is_named_and_refused(spec: str, what: str) -> None:
+    exchange, others, there = exchange_of(spec), exchange_of(spec), range(3)
+    reply = exchange.reply(4)
+    for name, (spoil, why) in SPOILT.items():
+        said = exchange.server.accept(name, spoil(reply))
+        assert why in said
+        assert what in said or name == "huge"
+    for each in (exchange, others):
+        each.round(there)
+    assert torch.equal(exchange.server.x, others.server.x)
+    assert all(map(torch.equal, exchange.server.state, others.server.state))
 
 
-def test_a_second_vector_that_nobody_asked_for_is_refused(ragged: Federation) -> None:
-    exchange = Exchange(task_of(ragged), "fedavg")
+def test_a_loss_that_would_spoil_the_weights_of_all_is_refused() -> None:
+    exchange = exchange_of("aaggff")
+    reply = exchange.reply(0)
+    said = exchange.server.accept("0", reply._replace(numbers={**reply.numbers, "loss": -1.0}))
+    assert said == "what the algorithm makes of its numbers is not finite"
+    assert exchange.round(range(1, CLIENTS)).moved
+
+
+def test_a_second_vector_that_nobody_asked_for_is_refused() -> None:
+    exchange = exchange_of("fedavg")
     reply = exchange.reply(0)
     assert "was not asked" in exchange.server.accept("0", reply._replace(second=reply.arrays))
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "mimelite", "fedmgda", "fedfv", "gifair"])
-def test_who_sends_long_vectors_alone_gains_no_more_than_a_share(ragged: Federation, spec: str) -> None:
-    """The server's step, and what it remembers, are as long as honest clients', but for the cap's share."""
+def test_who_sends_long_vectors_alone_gains_no_more_than_a_share(spec: str) -> None:
+    """Neither the server's step nor what it remembers is longer than honest clients' by more than that."""
 
     def moved(factor: float) -> tuple[float, float]:
-        exchange = Exchange(task_of(ragged), spec, bounds=Bounds(share=0.25))
+        exchange = exchange_of(spec, bounds=Bounds(share=0.2))
         before = exchange.server.x.clone()
-        for k in range(len(ragged)):
+        for k in range(CLIENTS):
             reply = exchange.reply(k)
             if k == 3:
                 longer = {name: array * factor for name, array in reply.arrays.items()}
@@ -246,21 +263,21 @@ def test_who_sends_long_vectors_alone_gains_no_more_than_a_share(ragged: Federat
         return float((exchange.server.x - before).norm()), float(sum(state)) if state else 0.0
 
     honest, lied = moved(1.0), moved(1e6)
-    assert lied[0] < 3 * honest[0]
-    assert lied[1] <= 3 * honest[1]
+    assert lied[0] < 10 * honest[0]  # and not a million times
+    assert lied[1] <= 10 * honest[1]
 
 
-def test_a_capped_weight_goes_to_the_others(ragged: Federation) -> None:
+def test_a_capped_weight_goes_to_the_others() -> None:
     """Coefficients have no sum to be divided by: the step would be shorter."""
-    exchange = Exchange(task_of(ragged), "gifair", bounds=Bounds(share=0.25))
+    exchange = exchange_of("gifair", bounds=Bounds(share=0.34))
     before = exchange.server.x.clone()
     total, share = torch.zeros_like(before), {}
-    replies = [exchange.reply(k) for k in range(len(ragged))]
+    replies = [exchange.reply(k) for k in range(CLIENTS)]
     sizes = torch.tensor([reply.numbers["size"] for reply in replies])
     for k, reply in enumerate(replies):
         exchange.server.accept(str(k), reply)
     done = exchange.server.finish()
-    assert float(sizes.max() / sizes.sum()) > 0.25
+    assert float(sizes.max() / sizes.sum()) > 0.34
     assert done.capped["weight"]
     moved = (before - exchange.server.x).norm()
     for k, reply in enumerate(replies):
@@ -270,11 +287,11 @@ def test_a_capped_weight_goes_to_the_others(ragged: Federation) -> None:
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "afl", "fedmgda"])
-def test_clients_are_counted_where_algorithms_count_on_them(ragged: Federation, spec: str) -> None:
-    client = LocalClient(task_of(ragged), algorithms.build(spec), 0)
+def test_clients_are_counted_where_algorithms_count_on_them(spec: str) -> None:
+    client = clients(spec)[0]
     with pytest.raises(InputError, match="say how many, as clients="):
         Aggregator(algorithms.build(spec), client.layout, client.start())
-    exchange = Exchange(task_of(ragged), spec)
+    exchange = exchange_of(spec)
     exchange.server = Aggregator(algorithms.build(spec), client.layout, client.start(), clients=2)
     assert exchange.round([5, 3]).used == 2
     assert "it is one more than the 2" in exchange.server.accept("1", exchange.reply(1))
@@ -291,12 +308,10 @@ def test_clients_are_counted_where_algorithms_count_on_them(ragged: Federation, 
         ("fedmgda", "inner products"),
     ],
 )
-def test_where_only_one_sum_is_sent_the_others_are_refused_by_what_they_need(
-    ragged: Federation, spec: str, needs: str
-) -> None:
-    algorithm, client = algorithms.build(spec), LocalClient(task_of(ragged), algorithms.fedavg(), 0)
+def test_where_only_one_sum_is_sent_the_others_are_refused_by_what_they_need(spec: str, needs: str) -> None:
+    algorithm, client = algorithms.build(spec), clients("fedavg")[0]
     with pytest.raises(InputError, match=needs):
-        LocalClient(task_of(ragged), algorithm, 0, sends="sums")
+        LocalClient(TASK, algorithm, 0, sends="sums")
     with pytest.raises(InputError, match=needs):
         Aggregator(algorithm, client.layout, client.start(), clients=8, sends="sums")
     privacy = Privacy(clip=1, weight=1, noise=1, delta=0.1)

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairwind.aggregation import advance, contribute, counts_clients, first_state, usable_clients
+from fairwind.aggregation import (
+    advance,
+    contribute,
+    counts_clients,
+    first_state,
+    makes_finite,
+    usable_clients,
+)
 from fairwind.contract import (
     AnyAlgorithm,
     CohortAlgorithm,
@@ -179,7 +186,7 @@ class Aggregator:
                 self.round,
                 self.training,
                 vectors if client in self.kept else vectors | first,
-                self.first_loss(client) if self.round else None,
+                self.first_loss(client) if self.round and phase == "train" else None,
                 self.kept.get(client),
             )
             for client in clients
@@ -249,9 +256,7 @@ class Aggregator:
         """Refuses a client beyond those that the algorithm counts on."""
         known = {*self.numbers, *self.counted}
         if self.clients is not None and client not in known and len(known) >= self.clients:
-            raise RefusedError(
-                f"it is one more than the {self.clients} clients that are counted on: clients="
-            )
+            raise RefusedError(f"it is one more than the {self.clients} clients that there are")
 
     def _add_gradient(self, client: str, reply: Reply) -> None:
         """Adds what clients measure before they train."""
@@ -299,7 +304,8 @@ class Aggregator:
         refused = RefusedError("what the algorithm makes of its numbers is not finite")
         if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
             assert self.held is not None
-            if not usable_clients(self.algorithm, Report(*(number[None] for number in report)))[0]:
+            alone = Report(*(number[None] for number in report))
+            if not usable_clients(self.algorithm, alone)[0] or not makes_finite(self.algorithm, alone):
                 raise refused
             self.held.replies[client] = HeldReply(report, update, length)
             return
