@@ -292,8 +292,8 @@ class Aggregator:
             self.reported[client] = said
             if "loss0" in numbers:
                 self.new_first_losses[client] = float(believed.loss0)
-        if LOST in numbers:
-            self.current.lost[client] = int(numbers[LOST])
+        if LOST in numbers and client in self.kept:
+            self.current.lost[client] = self.kept[client]
         self.current.used += 1
         if self.sends == "sums" and FIRST[0] in numbers:
             summed, count = self.new_first
@@ -369,11 +369,11 @@ class Aggregator:
             self.seen.note(client, report)
         self.first_losses = self.new_first_losses | self.first_losses
         self.first_sum = self.new_first if self.new_first[1] else self.first_sum
-        if keeps(self.algorithm):
-            self.kept |= dict.fromkeys(self.counted, self.round)
         self._number_clients()
         self.left_out += len(done.refused)
         self.stalled += not done.moved
+        if keeps(self.algorithm):  # only with the round's number: another try at it begins from the same
+            self.kept |= dict.fromkeys(self.counted, self.round)
         self.round += 1
         self.last = done
         self.begin()

@@ -120,5 +120,5 @@ def keep(context: Context, kept: Kept) -> None:
 
 def _file(context: Context) -> Path | None:
     """Where a node keeps it, if its config names a folder."""
-    folder, number = context.node_config.get(FOLDER), context.node_config.get(PARTITION)
-    return None if folder is None else kept_file(str(folder), int(number or 0))
+    folder, number = context.node_config.get(FOLDER), context.node_config.get(PARTITION, context.node_id)
+    return None if folder is None else kept_file(str(folder), int(number))

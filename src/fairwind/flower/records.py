@@ -59,22 +59,20 @@ def request_of(content: RecordDict, phase: Phase) -> Request:
 
 def kept_in(state: RecordDict) -> Kept:
     """What a node's state keeps."""
-    first = dict(state[KEPT]) if KEPT in state else {}
-    begin = f"{KEPT}-"
-    vectors = {name.removeprefix(begin): name for name in state if name.startswith(begin)}
-    training = str(dict(state[f"{begin}of"])["training"]) if f"{begin}of" in state else ""
-    found: Any = first.get("first-loss")
-    arrays = {int(n): arrays_in(state, name) for n, name in vectors.items() if n != "of"}
-    return Kept(training, None if found is None else float(found), arrays)
+    if KEPT not in state:
+        return Kept()
+    said, begin = dict(_one(state, KEPT, ConfigRecord)), f"{KEPT}-"
+    first, names = said.get("first-loss"), [name for name in state if name.startswith(begin)]
+    vectors = {int(name.removeprefix(begin)): arrays_in(state, name) for name in names}
+    return Kept(str(said["training"]), None if first is None else float(first), vectors)
 
 
 def keep_in(state: RecordDict, kept: Kept) -> None:
     """Writes it into a node's state."""
     for name in [name for name in state if name.startswith(KEPT)]:
         del state[name]
-    if kept.first_loss is not None:
-        state[KEPT] = MetricRecord({"first-loss": kept.first_loss})
-    state[f"{KEPT}-of"] = ConfigRecord({"training": kept.training})
+    first = {} if kept.first_loss is None else {"first-loss": kept.first_loss}
+    state[KEPT] = ConfigRecord({"training": kept.training, **first})
     for number, arrays in kept.vectors.items():
         state[f"{KEPT}-{number}"] = to_record(arrays)
 
