@@ -41,7 +41,8 @@ class HeldReplies:
             reply = self.replies[client]
             report = Report(*(number[None] for number in reply.report))
             held.add(report, torch.tensor([numbers[client]]), [reply.update[None]])
-        capped = CappedSum(len(x), 1, self.share).finish()
+        longest = max(clients, key=lambda client: self.replies[client].length)
+        capped = CappedSum(len(x), 1, self.share).finish()._replace(largest=longest)
 
         def summed(coef: Tensor) -> Tensor:
             nonlocal capped
