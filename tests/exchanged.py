@@ -9,7 +9,7 @@ from conftest import make_model
 from fairwind import Federation, Settings, Solver, Task, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
-from fairwind.exchange import UNBOUNDED, Aggregator, LocalClient, Reply, Round
+from fairwind.exchange import UNBOUNDED, Aggregator, Judged, Kept, LocalClient, Reply, Round
 
 SOLVER = Solver(lr=0.1, batch_size=10)
 
@@ -30,28 +30,41 @@ class Exchange:
         seed: int = 0,
         bounds: Any = UNBOUNDED,
         privacy: Any = None,
+        clients: list[LocalClient] | None = None,
         **options: Any,
     ):
-        self.clients = clients_of(task, spec, seed, **options)
-        self.memory: dict[int, float | None] = {}
+        """`clients` are those of another exchange of the same, which take long to build."""
+        self.clients = clients or clients_of(task, spec, seed, **options)
+        self.kept = [Kept() for _ in self.clients]
         one = self.clients[0]
         sends = options.get("sends", "report")
         own: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy}
+        own["clients"] = len(self.clients)
         self.server = Aggregator(algorithms.build(spec), one.layout, one.start(), **own)
 
+    @property
+    def memory(self) -> dict[int, float | None]:
+        """Clients' first losses."""
+        return {k: kept.first_loss for k, kept in enumerate(self.kept)}
+
     def reply(self, k: int) -> Reply:
-        server = self.server
-        first = self.memory.get(k, server.first_loss(str(k)) if server.round else None)
-        trained = self.clients[k].train(
-            server.weights(), server.round, first_loss=first, shared=server.shared()
-        )
-        self.memory[k] = trained.first_loss
-        return trained.reply
+        request = self.server.requests([str(k)])[str(k)]
+        reply, self.kept[k] = self.clients[k].reply(request, self.kept[k])
+        return reply
 
     def round(self, order: Sequence[int] | None = None) -> Round:
-        for k in range(len(self.clients)) if order is None else order:
+        asked = list(range(len(self.clients)) if order is None else order)
+        if self.server.phase == "gradient":
+            for k in asked:
+                assert not self.server.accept(str(k), self.reply(k))
+            assert self.server.turn() == {str(k) for k in asked}
+        for k in asked:
             assert not self.server.accept(str(k), self.reply(k))
         return self.server.finish()
+
+    def judge(self, k: int) -> Judged:
+        request = self.server.requests([str(k)], "evaluate")[str(k)]
+        return self.clients[k].judge(request, self.kept[k])
 
 
 def simulated(task: Task, spec: str, *, seed: int = 0, **options: Any) -> Simulation:

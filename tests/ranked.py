@@ -9,7 +9,6 @@ import torch
 
 from conftest import make_federation
 from fairwind import InputError, algorithms, setups
-from fairwind.contract import Algorithm, LocalAlgorithm
 from fairwind.engine import tuning
 from fairwind.engine.ranks import find, join
 from fairwind.engine.simulation import Simulation
@@ -17,8 +16,7 @@ from fairwind.setups import Where
 from samples import as_tensor
 from simulations import SOLVERS, Spoilt, simulation
 
-# Ranks exchange one sum, and refuse algorithms that need more.
-EVERY = [n for n, build in algorithms.REGISTRY.items() if isinstance(build(), Algorithm | LocalAlgorithm)]
+EVERY = list(algorithms.REGISTRY)
 CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
     "every algorithm": (EVERY, [0, 1], {}),
     "some clients": (EVERY, [0, 1], {"participation": 0.5, "solver": SOLVERS["uneven"]}),
@@ -31,6 +29,8 @@ CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
     "a client left out": (EVERY, [0], {"model": Spoilt}),
     "more ranks than rows": (["adafedadam"], [0], {"clients_per_round": 1}),
     "more ranks than rows, without probes": (["fednova"], [0], {"clients_per_round": 1}),
+    "more ranks than rows, with more than sums": (["mime", "scaffold"], [0], {"clients_per_round": 1}),
+    "more ranks than rows, of updates": (["ditto", "fedfv"], [0], {"clients_per_round": 1}),
 }
 
 
@@ -49,7 +49,8 @@ def outcome(case: str) -> dict[str, Any]:
     sim.run()
     states = [tuple(value.cpu() for value in state) for state in sim.states]
     counts = {"left_out": sim.left_out.tolist(), "stalled": sim.stalled.tolist(), "steps": sim.client_steps}
-    return {"first": first, "x": sim.x.cpu(), "states": states, "counts": counts, "history": sim.history}
+    found = {"first": first, "x": sim.x.cpu(), "states": states, "counts": counts, "history": sim.history}
+    return found | {"kept": {r: kept.cpu() for r, kept in sim.memories.values.items()}}
 
 
 def outcomes() -> dict[str, Any]:

@@ -65,8 +65,8 @@ RUNS = (
 
 EXCHANGE = (
     ("message",),
-    ("bounds", "capping", "own_loop", "evaluation", "secure"),
-    ("privacy",),
+    ("bounds", "capping", "own_loop", "evaluation", "secure", "kept"),
+    ("privacy", "holding"),
     ("accounting",),
     ("client", "server"),
     ("results",),

@@ -21,6 +21,11 @@ from fairwind.contract import (
 State = TypeVar("State", bound=tuple[Any, ...])
 
 
+def counts_clients(algorithm: AnyAlgorithm) -> bool:
+    """Whether the server's state depends on how many clients there are."""
+    return isinstance(algorithm, MemoryAlgorithm | CohortAlgorithm | GramAlgorithm)
+
+
 def first_state(algorithm: AnyAlgorithm, x: Tensor, clients: int) -> Any:
     """The server's state at x_0, in a federation with this many clients."""
     if isinstance(algorithm, MemoryAlgorithm | CohortAlgorithm | GramAlgorithm):
@@ -59,18 +64,20 @@ def refuses(algorithm: AnyAlgorithm, **values: float) -> bool:
     one = torch.ones(1, dtype=torch.float64)
     usual = Report(*[one] * len(Report._fields))
     changed = usual._replace(**{name: one * value for name, value in values.items()})
+    return makes_finite(algorithm, usual) and not makes_finite(algorithm, changed)
 
-    def finite(report: Report) -> bool:
-        if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
-            seen = Cohort(torch.zeros(1, dtype=torch.int64), report), one[:, None]
-            coef, state = _weigh(algorithm, first_state(algorithm, one, 1), *seen)
-            numbers = coef, *state
-        else:
-            part = algorithm.client(report)
-            numbers = part.coef, *part.sums, *_memory_changes(algorithm, report)
-        return all(bool(torch.isfinite(number).all()) for number in numbers)
 
-    return finite(usual) and not finite(changed)
+def makes_finite(algorithm: AnyAlgorithm, report: Report) -> bool:
+    """Whether all that an algorithm makes of one client's report, of (1,) tensors, is finite."""
+    if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+        one = torch.ones(1, dtype=torch.float64)
+        seen = Cohort(torch.zeros(1, dtype=torch.int64), report), one[:, None]
+        coef, state = _weigh(algorithm, first_state(algorithm, one, 1), *seen)
+        numbers = coef, *state
+    else:
+        part = algorithm.client(report)
+        numbers = part.coef, *part.sums, *_memory_changes(algorithm, report)
+    return all(bool(torch.isfinite(number).all()) for number in numbers)
 
 
 def step(

@@ -11,7 +11,7 @@ import torch
 from caps import CappedServer
 from conftest import make_federation, make_model
 from exchanged import Exchange, simulated, task_of
-from fairwind import Algorithm, Federation, InputError, Settings, Solver, Task, algorithms
+from fairwind import Algorithm, Federation, Settings, Solver, Task, algorithms
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
@@ -139,24 +139,6 @@ def test_a_loop_of_ones_own_reports_what_the_engine_would(ragged: Federation) ->
     assert mine.numbers == pytest.approx(theirs.numbers)
     for name in weights:
         torch.testing.assert_close(*(torch.tensor(each.arrays[name]) for each in (mine, theirs)))
-
-
-@pytest.mark.parametrize(
-    ("spec", "needs"),
-    [
-        ("scaffold", "keeps between rounds"),
-        ("mime", "mean full gradient"),
-        ("ditto", "personal model"),
-    ],
-)
-def test_what_needs_more_than_a_sum_is_refused_by_what_it_needs(
-    ragged: Federation, spec: str, needs: str
-) -> None:
-    with pytest.raises(InputError, match=needs):
-        LocalClient(task_of(ragged), algorithms.build(spec), 0)
-    client = LocalClient(task_of(ragged), algorithms.fedavg(), 0)
-    with pytest.raises(InputError, match=needs):
-        Aggregator(algorithms.build(spec), client.layout, client.start())
 
 
 def test_a_round_without_replies_leaves_the_model_as_it_is() -> None:

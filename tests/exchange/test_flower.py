@@ -173,10 +173,82 @@ def test_commands_say_how_to_go_on_with_a_federations_directory(task: Task, tmp_
     assert (out / "report.html").exists()
 
 
-@pytest.mark.parametrize("spec", ["scaffold", "ditto", "mime"])
-def test_what_needs_more_than_a_sum_is_refused(task: Task, spec: str) -> None:
-    with pytest.raises(InputError, match="send one update each"):
-        strategy_of(task, spec)
+# ---- algorithms that need more than a sum ----
+
+OF_EACH_TYPE = ["scaffold", "mimelite", "mime", "ditto", "local", "afl", "fedfv"]
+
+
+@pytest.mark.parametrize("spec", OF_EACH_TYPE)
+def test_each_type_trains_and_evaluates_as_in_the_simulator(task: Task, spec: str, tmp_path: Path) -> None:
+    out = tmp_path / "run" if spec in ("ditto", "local", "afl") else None  # with a further or another model
+    strategy = strategy_of(task, spec, out=out)
+    strategy.start(grid_of(task), num_rounds=3, timeout=5)
+    simulation = simulated(task, spec, eval_every=1)
+    for _ in range(3):
+        simulation.step()
+    torch.testing.assert_close(strategy.aggregator.x, simulation.x[0], rtol=1e-4, atol=1e-5)
+    names = ("algorithm", "round", "avg", "worst30", "loss_avg")
+    found, expected = (
+        [[line[name] for name in names] for line in history]  # type: ignore[literal-required]
+        for history in (strategy.evaluations.history, simulation.history)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert one[:2] == other[:2]
+        assert one[2:] == pytest.approx(other[2:], rel=1e-4)
+    if out is None:
+        return
+    loaded = load(out)
+    assert [run.algorithm for run in loaded] == [view.label for view in simulation.views]
+    for i, (run, view) in enumerate(zip(loaded, simulation.views, strict=True)):
+        torch.testing.assert_close(run.loss.double(), simulation.loss[i], rtol=1e-4, atol=1e-5)
+        state = {} if view.model == "personal" else simulation.state_dict(i)  # personal ones stay at nodes
+        assert set(run.state_dict) == set(state)
+        for name, value in state.items():
+            torch.testing.assert_close(run.state_dict[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_what_nodes_keep_in_a_folder_outlasts_flowers_run(task: Task, tmp_path: Path) -> None:
+    spec = "ditto"
+    straight = strategy_of(task, spec)
+    straight.start(grid_of(task), num_rounds=3, timeout=5)
+    for rounds in (2, 3):
+        resumed, grid = strategy_of(task, spec, out=tmp_path / "run"), grid_of(task)
+        for context in grid.contexts.values():
+            context.node_config["state"] = str(tmp_path / "nodes")
+        resumed.start(grid, num_rounds=rounds, timeout=5)
+    assert torch.equal(resumed.aggregator.x, straight.aggregator.x)
+    assert resumed.evaluations.history == straight.evaluations.history
+    assert len(list((tmp_path / "nodes").iterdir())) == len(SIZES)
+
+
+def test_without_a_folder_it_is_lost_and_logged(
+    task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    for rounds in (1, 2):
+        strategy = strategy_of(task, "scaffold", out=tmp_path / "run", eval_every=9)
+        strategy.start(grid_of(task), num_rounds=rounds, timeout=5)
+    lost = [line for line in caplog.text.splitlines() if "has lost what it kept of round 1" in line]
+    assert len(lost) == len(SIZES)
+
+
+def test_a_node_that_fails_in_the_first_phase_is_not_waited_for_in_the_second(task: Task) -> None:
+    strategy = strategy_of(task, "mime")
+    grid = grid_of(task, meddle={102: lost})
+    strategy.start(grid, num_rounds=1, timeout=0.2)
+    assert strategy.aggregator.last is not None
+    assert strategy.aggregator.last.used == 4
+    assert strategy.aggregator.last.refused == {"102": "it did not reply in time"}
+    evaluations, gradients, trainings = 10, 5, 4
+    assert grid.sent == evaluations + gradients + trainings
+
+
+def test_weights_alone_are_not_enough_for_algorithms_with_a_second_vector(task: Task) -> None:
+    for spec in ("scaffold", "mime", "ditto"):
+        with pytest.raises(InputError, match="replies of weights have no such vector"):
+            WeightsStrategy(spec, task)
 
 
 # ---- faults ----
@@ -316,7 +388,7 @@ def ordinary_app(task: Task) -> ClientApp:
     return app
 
 
-@pytest.mark.parametrize("spec", ["fedavg", "adafedadam:warmup=0", "qfedavg"])
+@pytest.mark.parametrize("spec", ["fedavg", "adafedadam:warmup=0", "qfedavg", "afl", "fedmgda"])
 def test_ordinary_replies_are_turned_into_contributions_by_the_server(spec: str) -> None:
     from fairwind import Solver
 

@@ -84,6 +84,13 @@ def test_the_model_is_the_simulators(deployment: Deployment) -> None:
     assert_simulated(found, "adafedadam:alpha=2", 3)
 
 
+@pytest.mark.parametrize("spec", ["scaffold", "mime", "ditto", "afl", "fedmgda"])
+def test_one_algorithm_of_each_type_trains_the_simulators_model(deployment: Deployment, spec: str) -> None:
+    out = deployment.folder / spec
+    deployment.run(algorithm=spec, num_server_rounds=2, eval_every=2, share=1.0, out=str(out))
+    assert_simulated(finished(out), spec, 2)
+
+
 def test_a_node_that_is_not_registered_is_refused(deployment: Deployment) -> None:
     stranger = deployment.start_node(NODES)
     assert stranger.wait(60) != 0

@@ -113,7 +113,7 @@ def test_bounds_on_clients_that_nobody_sees_are_refused(task: Task) -> None:
 
 @pytest.mark.parametrize("spec", ["scaffold", "mime", "ditto"])
 def test_other_types_are_refused(task: Task, spec: str) -> None:
-    with pytest.raises(InputError, match="send one update each"):
+    with pytest.raises(InputError, match="replies of sums have no more"):
         SecureStrategy(spec, task)
 
 

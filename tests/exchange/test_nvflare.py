@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("nvflare")
 
+from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -22,6 +23,7 @@ from exchanged import simulated
 from fairwind import InputError, Solver, Task
 from fairwind.exchange import UNBOUNDED, Bounds
 from fairwind.nvflare import AlgorithmAggregator, AlgorithmController, AlgorithmExecutor, allow, make_job
+from fairwind.nvflare.models import judged_of
 from nvflare_clients import NaNExecutor
 
 pytestmark = [pytest.mark.nvflare, pytest.mark.filterwarnings("default")]
@@ -45,11 +47,13 @@ class Handed:
         self.aggregator = AlgorithmAggregator(task, algorithm, **{"bounds": UNBOUNDED} | options)
         self.executors = {site: AlgorithmExecutor(SPEC, k) for k, site in enumerate(SITES)}
 
-    def replies(self, sites: list[str], kind: str = "train") -> dict[str, FLModel]:
+    def replies(self, sites: list[str], kind: str = "train", phase: Any = None) -> dict[str, FLModel]:
         found = {}
         for site in sites:
-            sent = FLModelUtils.to_shareable(self.aggregator.model())
-            answer = self.executors[site].execute(kind, sent, FLContext(), Signal())
+            sent = FLModelUtils.to_shareable(self.aggregator.model(phase, sites))
+            context = FLContext()
+            context.set_prop(ReservedKey.IDENTITY_NAME, site, sticky=False)
+            answer = self.executors[site].execute(kind, sent, context, Signal())
             found[site] = FLModelUtils.from_shareable(answer)
             found[site].meta["client_name"] = site
         return found
@@ -57,6 +61,10 @@ class Handed:
     def round(self, sites: list[str] = SITES, change: Any = None) -> FLModel:
         self.aggregator.asked = set(SITES)
         self.aggregator.reset_stats()
+        if self.aggregator.server.phase == "gradient":
+            for model in self.replies(sites).values():
+                self.aggregator.accept_model(model)
+            assert self.aggregator.server.turn() == set(sites)
         for site, model in self.replies(sites).items():
             if change is not None and site == SITES[-1]:
                 change(model)
@@ -154,10 +162,43 @@ def test_an_executor_that_fails_says_why(task: Task) -> None:
     assert "client 99 is not one of the task's 4" in reply.meta["fairwind-failed"]
 
 
-@pytest.mark.parametrize("spec", ["scaffold", "ditto", "mime"])
-def test_what_needs_more_than_a_sum_is_refused(task: Task, spec: str) -> None:
-    with pytest.raises(InputError, match="send one update each"):
-        AlgorithmAggregator(task, spec)
+@pytest.mark.parametrize("spec", ["scaffold", "mimelite", "mime", "ditto", "afl", "fedmgda"])
+def test_each_type_trains_and_evaluates_as_in_the_simulator(task: Task, spec: str) -> None:
+    handed, simulation = Handed(task, spec), simulated(task, spec)
+    for _ in range(3):
+        handed.round()
+        simulation.step()
+    torch.testing.assert_close(handed.aggregator.server.x, simulation.x[0], rtol=1e-4, atol=1e-5)
+    simulation.evaluate()
+    for k, model in enumerate(handed.replies(SITES, "validate", "evaluate").values()):
+        judged = judged_of(model)
+        both = [judged] if judged.further is None else [judged, judged.further]
+        expected = simulation.loss[:, k].tolist()
+        assert [each.loss for each in both] == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_sites_keep_in_a_folder_outlasts_the_job(task: Task, tmp_path: Path) -> None:
+    one, other = Handed(task, "scaffold"), Handed(task, "scaffold")
+    for _ in range(3):
+        other.executors = {
+            site: AlgorithmExecutor(SPEC, k, state=str(tmp_path)) for k, site in enumerate(SITES)
+        }
+        one.round()
+        other.round()
+    assert torch.equal(one.aggregator.server.x, other.aggregator.server.x)
+
+
+def spoilt(model: FLModel) -> None:
+    model.meta["fairwind-second"] = {
+        name: array * np.float32(np.nan) for name, array in model.meta["fairwind-second"].items()
+    }
+
+
+def test_a_spoilt_second_vector_is_named(task: Task) -> None:
+    handed = Handed(task, "scaffold")
+    handed.round(change=spoilt)
+    assert handed.aggregator.server.last is not None
+    assert "in its change of memory" in handed.aggregator.server.last.refused["site-4"]
 
 
 def test_a_controller_refuses_no_rounds() -> None:
@@ -177,14 +218,16 @@ def trained(job: FedJob, folder: Path) -> str:
 
 def job_of(folder: Path, **options: Any) -> FedJob:
     given: dict[str, Any] = {"sites": SITES, "num_rounds": 3, "bounds": UNBOUNDED, "out": str(folder / "out")}
-    return make_job(SPEC, "adafedadam", **given | options)
+    return make_job(SPEC, **{"algorithm": "adafedadam"} | given | options)
 
 
-def assert_the_simulators(folder: Path, task: Task, solver: Solver | None = None) -> Any:
+def assert_the_simulators(
+    folder: Path, task: Task, solver: Solver | None = None, algorithm: str = "adafedadam"
+) -> Any:
     expected = fairwind.simulate(
-        task, "adafedadam", rounds=3, eval_every=1, solver=solver, compile="off", device="cpu", progress=False
+        task, algorithm, rounds=3, eval_every=1, solver=solver, compile="off", device="cpu", progress=False
     )
-    found = fairwind.load(folder / "out")["adafedadam"]
+    found = fairwind.load(folder / "out")[algorithm]
     assert found.rounds == [0, 1, 2, 3]
     assert set(found.state_dict) == set(expected.state_dict)
     for name, value in expected.state_dict.items():
@@ -199,6 +242,12 @@ def test_in_nvflares_simulator_the_model_is_ours(task: Task, tmp_path: Path) -> 
     assert found.metrics["loss_avg"] == pytest.approx(expected.metrics["loss_avg"], rel=1e-4)
     assert fairwind.load(tmp_path / "out").clients == SITES
     assert "AdaFedAdam" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("spec", ["mime", "scaffold"])
+def test_so_it_is_of_algorithms_with_phases_or_memory(task: Task, tmp_path: Path, spec: str) -> None:
+    trained(job_of(tmp_path, algorithm=spec), tmp_path)
+    assert_the_simulators(tmp_path, task, algorithm=spec)
 
 
 def test_stopped_it_goes_on(task: Task, tmp_path: Path) -> None:

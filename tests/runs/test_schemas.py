@@ -43,24 +43,36 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def federated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real federation's training, with two scores and differential privacy."""
+def federated_run(out: Path, spec: str, **options: Any) -> Path:
+    """A real federation's training, with two scores."""
     draw = torch.Generator().manual_seed(0)
     clients = [(torch.randn(20, 4, generator=draw), torch.arange(20) % 2) for _ in range(4)]
     task = fw.Task(lambda: nn.Linear(4, 2), fw.Federation.from_clients(clients))
-    privacy = Privacy(clip=1.0, weight=20.0, noise=0.0, delta=1e-5)
-    exchange = Exchange(task, "fedavg", bounds=UNBOUNDED, privacy=privacy, sends="sums")
-    evaluations = Evaluations([fw.scores.accuracy, fw.scores.f1], "fedavg", 0)
+    exchange = Exchange(task, spec, **options)
+    evaluations = Evaluations([fw.scores.accuracy, fw.scores.f1], spec, 0, exchange.server.algorithm)
     owner = owner_of(exchange.server, evaluations, task="hospitals", clients_per_round=None)
-    out = tmp_path_factory.mktemp("federated") / "run"
     run = FederatedRun(out, owner, exchange.server, evaluations)
     exchange.round()
-    scores = {"accuracy": 50.0, "f1": 0.5}
-    evaluations.add(1, {str(k): Judged(4, 16, 0.7, scores) for k in range(4)}, exchange.server.counts())
+    judged = Judged(4, 16, 0.7, {"accuracy": 50.0, "f1": 0.5})
+    judged = judged._replace(further=judged)
+    evaluations.add(1, {str(k): judged for k in range(4)}, exchange.server.counts())
     run.finish(nn.Linear(4, 2), engine="Flower")
     run.close()
     return out
+
+
+@pytest.fixture(scope="module")
+def federated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with differential privacy."""
+    privacy = Privacy(clip=1.0, weight=20.0, noise=0.0, delta=1e-5)
+    out = tmp_path_factory.mktemp("federated") / "run"
+    return federated_run(out, "fedavg", bounds=UNBOUNDED, privacy=privacy, sends="sums")
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose algorithm counts on all clients, with a further model to evaluate."""
+    return federated_run(tmp_path_factory.mktemp("counting") / "run", "afl")
 
 
 def check(content: Any, name: str) -> None:
@@ -78,8 +90,9 @@ def test_the_files_are_valid(run: Path) -> None:
     assert "certainty" in lines[-5]
 
 
-def test_those_of_a_real_federation_are_valid(federated: Path) -> None:
-    check(json.loads((federated / "results.json").read_text()), "results")
+def test_those_of_a_real_federation_are_valid(federated: Path, counting: Path) -> None:
+    for path in (federated, counting):
+        check(json.loads((path / "results.json").read_text()), "results")
 
 
 def test_where_no_client_was_tested_the_measures_are_null() -> None:
@@ -131,8 +144,8 @@ def written(content: Any, schema: dict[str, Any], root: dict[str, Any], path: st
     return found
 
 
-def test_what_is_described_is_what_is_written(run: Path, federated: Path) -> None:
-    files = [json.loads((path / "results.json").read_text()) for path in (run, federated)]
+def test_what_is_described_is_what_is_written(run: Path, federated: Path, counting: Path) -> None:
+    files = [json.loads((path / "results.json").read_text()) for path in (run, federated, counting)]
     schema = SCHEMAS["results"]
     only_accuracies = {"std_beyond_noise", "rsd_error", "jain", "gini"}
     missing = described(schema, schema) - ELSEWHERE

@@ -6,17 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from fairwind.aggregation import refuses
-from fairwind.contract import Algorithm, LocalAlgorithm
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.machine import Machine
-from fairwind.engine.ranks import Ranks
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError, in_range, whole
 
 
-def check_runs(runs: Sequence[Run], settings: Settings, ranks: Ranks) -> None:
-    """Refuses seeds out of range, and algorithms that the solver or torchrun does not support."""
+def check_runs(runs: Sequence[Run], settings: Settings) -> None:
+    """Refuses seeds out of range, and algorithms that the solver does not support."""
     if not runs:
         raise InputError("there is nothing to run: name at least one algorithm and one seed")
     solver = settings.solver
@@ -24,11 +22,6 @@ def check_runs(runs: Sequence[Run], settings: Settings, ranks: Ranks) -> None:
     for run in runs:
         whole(0, seed=run.seed)
         in_range(0, 2**32, seed=run.seed)
-        if ranks.world > 1 and not isinstance(run.algorithm, Algorithm | LocalAlgorithm):
-            raise InputError(
-                f"{run.label} needs more than a sum over clients, which ranks cannot exchange: start it "
-                "without torchrun"
-            )
         if not tells_steps and refuses(run.algorithm, steps=torch.nan):
             raise InputError(
                 f"{run.label} divides by its clients' steps (‖a‖₁), which {solver.name} does not have: "

@@ -83,22 +83,28 @@ def _batches(samples: Tensor, sizes: Tensor, loss: Loss, limit: int) -> Sequence
 
 @torch.no_grad()
 def own_scores(
-    model: Scorer, federation: Federation, models: Tensor, sizes: Tensor, pick: Pick, device: torch.device
+    model: Scorer,
+    federation: Federation,
+    models: Tensor,
+    sizes: Tensor,
+    pick: Pick,
+    device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Tensor:
     """Loss and each score of every client under its own model, of (K, P), as float64 (·, K)."""
     limit = max(16, model.evaluated_numbers // max(64, model.per_sample))
     judges = model.loss.as_score, *model.judges
-    found = torch.full((len(judges), len(sizes)), torch.nan, dtype=torch.float64, device=device)
+    found = torch.zeros(len(judges), len(sizes), dtype=torch.float64, device=device)
     if model.loss.batched:  # padding would count
-        for k in sizes.nonzero()[:, 0].tolist():
+        for k in sizes.nonzero()[:, 0].tolist()[ranks.rank :: ranks.world]:
             samples = pick(torch.tensor([k]))
             own = models[k : k + 1].to(device), sizes[k : k + 1], lambda _, samples=samples: samples
             found[:, k] = torch.stack(client_scores(model, federation, *own))[:, 0, 0]
-        return found
+        return _over_ranks(found, sizes, ranks)
     # Clients of similar size together: shorter batches are padded with the client's first sample.
     order = torch.argsort(sizes, stable=True)
     order = order[sizes[order] > 0]
-    for part in chunks(sizes[order] + 1, limit):
+    for part in chunks(sizes[order] + 1, limit)[ranks.rank :: ranks.world]:
         clients = order[part]
         counts = sizes[clients]
         owner, place = segments(counts)
@@ -111,7 +117,12 @@ def own_scores(
         for of_clients, score, each in zip(found, judges, values, strict=True):
             mine = each[owner.to(device), place.to(device)][None]
             of_clients[clients.to(device)] = score.of_clients(mine, counts)[0]
-    return found
+    return _over_ranks(found, sizes, ranks)
+
+
+def _over_ranks(found: Tensor, sizes: Tensor, ranks: Ranks) -> Tensor:
+    """Clients' numbers (·, K), each from one rank; NaN for clients without samples."""
+    return ranks.sum(found)[0].masked_fill(sizes.to(found.device) == 0, torch.nan)
 
 
 def split(federation: Federation, part: Part) -> tuple[Tensor, Pick]:
@@ -180,7 +191,8 @@ def judge_views(
     rows = {(view.label, view.seed): [each[i] for each in found] for i, view in enumerate(shared)}
     for view in views:
         if view.model == "personal":
-            own = own_scores(scorers[1], federation, memories.values[view.run], sizes, pick, x.device)
+            models = memories.values[view.run]
+            own = own_scores(scorers[1], federation, models, sizes, pick, x.device, ranks)
             rows[view.label, view.seed] = list(own)
     in_order = [rows[view.label, view.seed] for view in views]
     return tuple(torch.stack(each).cpu() for each in zip(*in_order, strict=True))

@@ -69,28 +69,35 @@ class Executor(Protocol):
         """
         ...
 
-    def updates(self, x: Tensor, loss0: Tensor, shared: Shared) -> Iterator[ClientUpdates]:
+    def gradients(self, x: Tensor) -> dict[int, Tensor]:
+        """The mean full gradients (P,) at x (R, P), by run, for servers that get them; trains nothing."""
+        ...
+
+    def updates(
+        self, x: Tensor, loss0: Tensor, shared: Shared, gradients: dict[int, Tensor]
+    ) -> Iterator[ClientUpdates]:
         """Trains the prepared round, too, and yields the clients' updates instead of sums.
 
-        For algorithms whose servers need only sums, and whose clients keep nothing.
+        `gradients` are the mean full gradients by run; those that are missing are measured, and added. New
+        personal models are kept, but memories do not change.
         """
         ...
 
 
 def over_ranks(outcome: RoundSums, runs: list[Run], ranks: Ranks) -> RoundSums:
-    """The sums over all ranks; on a rank without rows, records of sums may be None."""
+    """The sums over all ranks, but for `more` and `held`; on a rank without rows, records may be None."""
     if ranks.world == 1:
         return outcome
     nobody = Report(*outcome.total.new_zeros(len(Report._fields), 0))
     records = []
     for run, record in zip(runs, outcome.sums, strict=True):
-        if record is None:
-            assert not isinstance(run.algorithm, CohortAlgorithm | GramAlgorithm)  # these run in one process
+        if record is None and not isinstance(run.algorithm, CohortAlgorithm | GramAlgorithm):
             empty = run.algorithm.client(nobody).sums
             record = type(empty)(*(each.sum() for each in empty))
         records.append(record)
-    numbers = [number for record in records for number in record]
+    numbers = [number for record in records for number in record or ()]
     total, used, left_out, *numbers = ranks.sum(outcome.total, outcome.used, outcome.left_out, *numbers)
     each = iter(numbers)
-    sums = [type(record)(*islice(each, len(record))) for record in records]
-    return RoundSums(total, sums, used, left_out, ranks.lowest(outcome.lowest), {}, {})
+    sums = [record and type(record)(*islice(each, len(record))) for record in records]
+    lowest = ranks.lowest(outcome.lowest)
+    return RoundSums(total, sums, used, left_out, lowest, outcome.more, outcome.held)

@@ -7,13 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.contract import GradientAlgorithm, Report
+from fairwind.contract import GradientAlgorithm, MemoryAlgorithm, Report
 from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.layout import Layout, Parts
 from fairwind.engine.local import Locals, Modifications
 from fairwind.engine.memory import Memories, changed
 from fairwind.engine.plan import ExecutionPlan
+from fairwind.engine.ranks import Ranks
 from fairwind.engine.round_updates import RoundUpdates
 from fairwind.engine.stacked.chunks import Chunk
 from fairwind.engine.stacked.steps import Rows
@@ -40,7 +41,9 @@ class MeanGradient:
     def add(self, total: Tensor, weight: Tensor) -> None:
         self.total, self.weight = self.total + total, self.weight + weight
 
-    def mean(self) -> Tensor:
+    def mean(self, ranks: Ranks) -> Tensor:
+        """Over all ranks."""
+        self.total, self.weight = ranks.sum(self.total, self.weight)
         return self.total / self.weight.clamp(min=1)
 
 
@@ -55,7 +58,7 @@ class AlgorithmExtras:
         federation: Federation,
         plan: ExecutionPlan,
     ):
-        self.layout, self.memories = layout, memories
+        self.layout, self.memories, self.runs = layout, memories, runs
         self.sizes = federation.train.to(federation.device).double()
         self.seeing = seeing(runs)
         self.workers = Workers([None] * (plan.workers.value if self.seeing else 1))
@@ -108,6 +111,26 @@ class AlgorithmExtras:
                 self.memories.put(*each)
             else:
                 self.memories.add(*each)
+
+    def share(
+        self,
+        r: int,
+        clients: Tensor,
+        mine: Tensor,
+        models: list[Tensor],
+        more: dict[int, Tensor],
+        held: dict[int, RoundUpdates],
+        ranks: Ranks,
+    ) -> None:
+        """Gives all ranks what a run's clients (n,) sent and kept in a round; `mine` (n,) trained here."""
+        device = models[0].device
+        if r in held:
+            held[r].share(ranks, clients.to(device), [model[r : r + 1] for model in models])
+        if r in self.memories.values:
+            self.memories.share(r, clients.to(device), mine.to(device), ranks)
+            if isinstance(self.runs[r].algorithm, MemoryAlgorithm):
+                nothing = torch.zeros(self.layout.parameters, dtype=torch.float64, device=device)
+                (more[r],) = ranks.sum(more.get(r, nothing))
 
     def after(
         self,

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from fairwind.contract import Change, MemoryAlgorithm, PersonalAlgorithm
+from fairwind.engine import tuning
 from fairwind.engine.executor import Run
+from fairwind.engine.ranks import Ranks
 
 
 class Memories:
@@ -39,6 +41,13 @@ class Memories:
         """Replaces the vectors of some clients."""
         found = self.values[r]
         found.index_copy_(0, clients.to(found.device), new.to(found.device))
+
+    def share(self, r: int, clients: Tensor, mine: Tensor, ranks: Ranks) -> None:
+        """Takes over the vectors of clients (n,) that trained on other ranks; `mine` (n,) trained here."""
+        at_once = max(1, tuning.MAX_EXCHANGED_NUMBERS // self.values[r].shape[1])
+        for some, own in zip(torch.split(clients, at_once), torch.split(mine, at_once), strict=True):
+            rows = self.take(r, some).masked_fill_(~own[:, None].to(self.device), 0)
+            self.put(r, some, ranks.sum(rows)[0])
 
 
 def changed(

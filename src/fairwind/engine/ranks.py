@@ -1,4 +1,4 @@
-"""Ranks: the processes that torchrun starts, which share the rows and exchange only sums."""
+"""Ranks: the processes that torchrun starts, which share the rows and exchange sums."""
 
 import atexit
 import os
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fairwind.engine import tuning
 from fairwind.errors import InputError, first_line
 
 
@@ -41,6 +42,13 @@ class Ranks(NamedTuple):
         _all_reduce(flat)
         summed = torch.split(flat, [part.numel() for part in parts])
         return [s.view_as(part).to(part.dtype) for s, part in zip(summed, parts, strict=True)]
+
+    def fill(self, rows: Tensor) -> None:
+        """Adds up matrices (n, …) in place: rows that one rank has, and that are zero on the others."""
+        if self.world > 1 and rows.numel():
+            at_once = max(1, tuning.MAX_EXCHANGED_NUMBERS // max(1, rows[0].numel()))
+            for block in torch.split(rows, at_once):
+                block.copy_(self.sum(block)[0])
 
     def lowest(self, values: Tensor) -> Tensor:
         """The lowest of each value over ranks."""

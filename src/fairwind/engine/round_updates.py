@@ -9,6 +9,7 @@ from torch import Tensor
 from fairwind.aggregation import usable_clients
 from fairwind.contract import Cohort, Report, WeighingAlgorithm
 from fairwind.engine.machine import matmul_precision
+from fairwind.engine.ranks import Ranks
 from fairwind.engine.workers import Workers
 
 
@@ -36,6 +37,22 @@ class RoundUpdates:
         self.reports.append(report)
         self.clients.append(client)
         self.updates.append(update)
+
+    def share(self, ranks: Ranks, clients: Tensor, model: list[Tensor]) -> None:
+        """Adds what the other ranks have of a round's clients; `model` is one as matrices (1, ·)."""
+        lookup = {client: place for place, client in enumerate(clients.tolist())}
+        mine = torch.cat(self.clients).tolist() if self.clients else []
+        place = torch.tensor([lookup[client] for client in mine], dtype=torch.int64, device=clients.device)
+        report = torch.zeros(len(clients), len(Report._fields), dtype=torch.float64, device=clients.device)
+        update = [matrix.new_zeros(len(clients), matrix.shape[1]) for matrix in model]
+        if mine:
+            report[place] = torch.stack([torch.cat(each) for each in zip(*self.reports, strict=True)], 1)
+        for part, whole in enumerate(update):
+            if mine:
+                whole[place] = torch.cat([each[part] for each in self.updates])
+            ranks.fill(whole)
+        ranks.fill(report)
+        self.reports, self.clients, self.updates = [Report(*report.unbind(1))], [clients], [update]
 
     @cached_property
     def _usable(self) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,7 @@ class Simulation:
     ):
         """`loss`, `score` and `augment` as users give them: see `Task`; `plan` is decided unless given."""
         self.ranks, self.runs, self.name = ranks, list(runs), name
-        check_runs(self.runs, settings, ranks)
+        check_runs(self.runs, settings)
         if not federation.test.any():
             raise InputError("no client has test samples; give clients more samples or a smaller train share")
         models = {run.seed: build(model, run.seed) for run in self.runs}

@@ -26,6 +26,7 @@ MAX_CACHED_NUMBERS = 1 << 18  # of vectors that several operations pass over; no
 MAX_SUMMED_UPDATES = 8  # added in the model's type before their sum goes on in float64; not measured
 MAX_REPORTED_CLIENTS = 64  # of the loop, whose reports and coefficients are computed at once,
 MAX_REPORTED_NUMBERS = 1 << 20  # and numbers of their updates, which are kept until then; zoo_speed.py
+MAX_EXCHANGED_NUMBERS = 1 << 22  # of clients' vectors that ranks exchange at once; not measured
 MAX_FITTED_NUMBERS = 1 << 22  # of outputs that are looked at together to fit a loss; not measured
 
 # How clients are cut into chunks, and shared by threads.

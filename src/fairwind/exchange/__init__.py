@@ -9,6 +9,11 @@ A client's reply takes one of two forms, and the server decides which it asks fo
   replies one by one, it can still bound a client's share of the weight and of the total update. Under secure
   aggregation it sees sums over clients alone, and bounds nothing.
 
+Some types of algorithm need more than one sum. With a report, a client may send a second vector (the change
+of its memory, or a gradient), and keep a vector that the server never sees (`Kept`). A round may have a
+phase before training (`Aggregator.requests` says what clients are asked, and `turn` ends it). And the server
+may hold all updates of a round before it weights them. None of this is possible with sums, or privacy.
+
 Why reports by default? A fair algorithm gives more weight to clients with a high loss, so clients could lie.
 Of 20 equal clients, one that overstates its loss tenfold gets 35 % of the weight at α = 1; one that reports a
 first loss of 1e-300 gets all of it. From sums alone, a lie cannot be distinguished from a large client.
@@ -22,7 +27,8 @@ shares add up to the whole. With `Privacy` other bounds take the place of these:
 from fairwind.exchange.bounds import UNBOUNDED, Bounds
 from fairwind.exchange.client import LocalClient
 from fairwind.exchange.evaluation import Evaluations, Judged
-from fairwind.exchange.message import Form, RefusedError, Reply, arrays_of, sums_form
+from fairwind.exchange.kept import Kept
+from fairwind.exchange.message import Form, RefusedError, Reply, Request, arrays_of, sums_form
 from fairwind.exchange.own_loop import report_update
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun
@@ -36,10 +42,12 @@ __all__ = [
     "FederatedRun",
     "Form",
     "Judged",
+    "Kept",
     "LocalClient",
     "Privacy",
     "RefusedError",
     "Reply",
+    "Request",
     "Round",
     "arrays_of",
     "report_update",

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from fairwind.aggregation import contribute, usable_clients
-from fairwind.contract import AnyAlgorithm, Report
+from fairwind.contract import (
+    Algorithm,
+    AnyAlgorithm,
+    GradientAlgorithm,
+    LocalAlgorithm,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+    Report,
+)
 from fairwind.data.federation import Federation
 from fairwind.data.samples import take
 from fairwind.engine.builder import build_engine
@@ -17,18 +25,29 @@ from fairwind.engine.checks import build, check_runs
 from fairwind.engine.evaluation import client_scores, split, training_losses
 from fairwind.engine.executor import Run
 from fairwind.engine.machine import matmul_precision
-from fairwind.engine.ranks import ALONE
+from fairwind.engine.memory import changed
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, python_numbers, whole
 from fairwind.exchange.evaluation import Judged
+from fairwind.exchange.kept import Kept
 from fairwind.exchange.message import (
+    AVERAGED,
     FIRST,
+    FIRST_MODEL,
+    GRADIENT,
+    LOST,
     MEASURED,
+    SHARED,
+    WEIGHTS,
+    Arrays,
     RefusedError,
     Reply,
+    Request,
     Sends,
-    check_type,
+    check_one_sum,
+    corrects,
     from_report,
+    keeps,
     report_form,
     sums_form,
 )
@@ -40,6 +59,7 @@ class Trained(NamedTuple):
 
     reply: Reply
     first_loss: float | None  # to be remembered for later rounds
+    kept: Arrays | None  # the client's new memory or personal model, to be remembered likewise
 
 
 class LocalClient:
@@ -61,7 +81,9 @@ class LocalClient:
         Batches are drawn by the `number` of the client among all, which is `client` unless given.
         """
         client, number, seed = python_numbers((client, number, seed))
-        self.algorithm, self.sends, self.seed = check_type(algorithm), sends, seed
+        if sends == "sums":
+            check_one_sum(algorithm, "replies of sums have no more")
+        self.algorithm, self.sends, self.seed = algorithm, sends, seed
         if client is None and len(task.federation) > 1:
             raise InputError(f"the task has {len(task.federation)} clients: say which of them this is")
         if client is not None and not 0 <= client < len(task.federation):
@@ -73,7 +95,7 @@ class LocalClient:
             settings = replace(settings, compile="off")
         settings = replace(settings, participation=1.0, clients_per_round=None)
         runs = [Run(algorithm.name, algorithm, seed)]
-        check_runs(runs, settings, ALONE)
+        check_runs(runs, settings)
         self.engine = build_engine(
             {seed: build(task.model, seed)},
             only(task.federation, client or 0),
@@ -87,12 +109,49 @@ class LocalClient:
         self.settings, self.federation = self.engine.settings, self.engine.federation
         self.executor, self.plain = self.engine.executor, self.engine.plain
         self.layout, self.scores = self.plain.layout, self.plain.judges
-        self.form = report_form(self.layout, algorithm.probe)
-        self.sums_form = sums_form(self.layout, self.algorithm)
+        self.form = report_form(self.layout, algorithm.probe, keeps=keeps(algorithm))
+        if isinstance(algorithm, Algorithm | LocalAlgorithm):
+            self.sums_form = sums_form(self.layout, algorithm)
 
     def start(self) -> Tensor:
         """The model that training begins from (P,)."""
         return self.plain.start
+
+    def reply(self, request: Request, kept: Kept) -> tuple[Reply, Kept]:
+        """Does what a server asks; returns the reply, and what the client is to keep."""
+        kept, vectors = kept.of(request.training), request.vectors
+        if request.phase == "gradient":
+            return self.measure(vectors[WEIGHTS], request.round), kept
+        first_loss = request.first_loss if kept.first_loss is None else kept.first_loss
+        trained = self.train(
+            vectors[WEIGHTS],
+            request.round,
+            first_loss=first_loss,
+            shared=vectors.get(SHARED),
+            gradient=vectors.get(GRADIENT),
+            kept=self._recalled(request, kept),
+        )
+        reply = trained.reply
+        if keeps(self.algorithm) and request.kept is not None and request.kept not in kept.vectors:
+            reply = reply._replace(numbers={**reply.numbers, LOST: float(request.kept)})
+        return reply, kept.after(request, trained.first_loss, trained.kept)
+
+    def judge(self, request: Request, kept: Kept) -> Judged:
+        """Evaluates the model that a server sends, and the client's own or the averaged one if there is."""
+        weights, further = request.vectors[WEIGHTS], request.vectors.get(AVERAGED)
+        if isinstance(self.algorithm, PersonalAlgorithm):
+            recalled = self._recalled(request, kept.of(request.training))
+            further = weights if recalled is None else recalled
+            if self.algorithm.alone:  # there is no other model
+                return self.evaluate(further)
+        judged = self.evaluate(weights)
+        return judged if further is None else judged._replace(further=self.evaluate(further))
+
+    def _recalled(self, request: Request, kept: Kept) -> Arrays | None:
+        """The memory or personal model that the client goes on from, if it has one."""
+        if request.kept is None:
+            return request.vectors.get(FIRST_MODEL)
+        return kept.vectors.get(request.kept)
 
     def train(
         self,
@@ -101,11 +160,15 @@ class LocalClient:
         *,
         first_loss: float | None = None,
         shared: Mapping[str, Any] | None = None,
+        gradient: Mapping[str, Any] | None = None,
+        kept: Mapping[str, Any] | None = None,
     ) -> Trained:
         """Trains in a round, counted from 0, from weights by name.
 
         `first_loss` is what the client remembers, or was told by the server; without it, it is measured at
-        these weights. `shared` is what the server adds to every step, for algorithms that have it.
+        these weights. `shared` is what the server adds to every step, for algorithms that have it; `gradient`
+        the clients' mean gradient, where it corrects the steps. `kept` is the client's memory, zero if left
+        out; or its personal model, which begins at these weights.
         """
         x = self._received(weights)
         u = self._received(shared) if shared is not None else torch.zeros_like(x)
@@ -113,20 +176,66 @@ class LocalClient:
             first_loss = self.loss(weights)
         known = torch.nan if first_loss is None else first_loss
         loss0 = torch.full((1, 1), known, dtype=torch.float64, device=x.device)
-        with self.engine.threads(self.executor.threads), matmul_precision(self.settings.precision, x.device):
+        gradients = {} if gradient is None else {0: self._received(gradient)}
+        if corrects(self.algorithm) and not gradients:
+            raise InputError(
+                f"{self.algorithm.name} corrects its steps by the clients' mean gradient: give it"
+            )
+        for memory in self.engine.memories.values.values():
+            personal = isinstance(self.algorithm, PersonalAlgorithm)
+            begin = self._received(kept) if kept is not None else x if personal else torch.zeros_like(x)
+            memory.copy_(begin[None])
+        with self._computing():
             self.executor.prepare(round)
-            ((_, _, report, update),) = self.executor.updates(x[None], loss0, lambda run: u)
+            ((_, _, report, update),) = self.executor.updates(x[None], loss0, lambda run: u, gradients)
         steps = torch.where(report.steps.isnan(), 0, report.steps)  # some solvers do not have them
         told = steps, *(getattr(report, name) for name in MEASURED[self.algorithm.probe])
         if not usable_clients(self.algorithm, report, *told)[0]:
             raise RefusedError(
                 "its training gave numbers that are not finite: a smaller learning rate may help"
             )
-        return Trained(self._reply(Report(*(number[0] for number in report)), update[0].double()), first_loss)
+        second = self._second(report, update, u, gradients)
+        reply = self._reply(Report(*(number[0] for number in report)), update[0].double(), second)
+        new = [self.form.arrays(memory[0].clone()) for memory in self.engine.memories.values.values()]
+        return Trained(reply, first_loss, new[0] if new else None)
 
-    def _reply(self, report: Report, delta: Tensor) -> Reply:
+    def measure(self, weights: Mapping[str, Any], round: int) -> Reply:
+        """The full gradient at weights by name, for algorithms whose server asks for it before training."""
+        x = self._received(weights)
+        with self._computing():
+            self.executor.prepare(round)
+            gradients = self.executor.gradients(x[None])
+        if 0 not in gradients:
+            raise RefusedError("its gradient is not finite")
+        return Reply(self.form.arrays(gradients[0]), {"size": float(self.federation.train[0])})
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        device = self.plain.start.device
+        with self.engine.threads(self.executor.threads), matmul_precision(self.settings.precision, device):
+            yield
+
+    def _second(
+        self, report: Report, update: Tensor, shared: Tensor, gradients: dict[int, Tensor]
+    ) -> Tensor | None:
+        """What is sent with the update (1, P), if anything is; a client's memory is changed, too."""
+        if isinstance(self.algorithm, GradientAlgorithm) and not self.algorithm.corrected:
+            return gradients[0]
+        if not isinstance(self.algorithm, MemoryAlgorithm):
+            return None
+        memory, one = self.engine.memories.values[0], torch.ones(1, dtype=torch.bool, device=update.device)
+        change = self.algorithm.memory.change(report)
+        added = changed(change, lambda: memory.to(update.device), shared, update.clone(), one)
+        if not torch.isfinite(added).all():
+            raise RefusedError("the change of its memory is not finite")
+        memory.add_(added.to(memory.device))
+        return added[0]
+
+    def _reply(self, report: Report, delta: Tensor, second: Tensor | None) -> Reply:
         if self.sends == "report":
-            return Reply(self.form.arrays(delta), from_report(report, self.form))
+            further = None if second is None else self.form.arrays(second)
+            return Reply(self.form.arrays(delta), from_report(report, self.form), further)
+        assert isinstance(self.algorithm, Algorithm | LocalAlgorithm)
         part, usable = contribute(self.algorithm, report)
         if not usable:
             raise RefusedError("its contribution is not finite")

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from fairwind.contract import AnyAlgorithm
 from fairwind.data.samples import cast
+from fairwind.engine.evaluation import EvaluatedModel, views_of
+from fairwind.engine.executor import Run
 from fairwind.engine.plain import PlainModel
 from fairwind.exchange.message import RefusedError
 from fairwind.metrics import finite, history_line, model_metrics, no_metrics
@@ -26,6 +29,7 @@ class Judged(NamedTuple):
     train_size: int
     loss: float
     scores: dict[str, float]  # by name; accuracies in percent
+    further: "Judged | None" = None  # of a further model: the client's own, or an averaged one
 
 
 class Record(TypedDict):
@@ -37,6 +41,7 @@ class Record(TypedDict):
     said: list[list[float | None]]  # by round, the main score of `clients`
     last: dict[str, tuple[int, int, float | None, dict[str, float | None]]]  # as `Judged`
     history: list[HistoryLine]
+    further: NotRequired["Record"]
 
 
 def scores_of(task: Task, module: nn.Module) -> tuple[Score, ...]:
@@ -61,14 +66,21 @@ def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:
             raise RefusedError(f"its {score.name} is {value:.3g}, which is no percentage")
         if judged.size and score.kind == "accuracy" and math.isnan(judged.loss):
             raise RefusedError("its loss is NaN")
+    if judged.further is not None:
+        check_judged(judged.further, scores)
     return judged
 
 
 class Evaluations:
     """The evaluations of a run's models."""
 
-    def __init__(self, scores: Sequence[Score], label: str, seed: int):
+    def __init__(self, scores: Sequence[Score], label: str, seed: int, algorithm: AnyAlgorithm | None = None):
+        """An algorithm with a further model to evaluate has a second line in the history, by its label."""
         self.scores, self.label, self.seed = tuple(scores), label, seed
+        self.views = [EvaluatedModel(label, seed, 0)]
+        if algorithm is not None:
+            self.views = views_of([Run(label, algorithm, seed)])
+        self.further = Evaluations(scores, self.views[1].label, seed) if len(self.views) > 1 else None
         self.clients: list[str] = []  # in the order in which they were first heard
         self.sizes: dict[str, tuple[int, int]] = {}  # test and training samples, as last said
         self.rounds: list[int] = []
@@ -78,6 +90,23 @@ class Evaluations:
 
     def add(self, round: int, judged: Mapping[str, Judged], more: Mapping[str, float]) -> HistoryLine:
         """The fairness of a round's model, with further numbers of the round, as a line of the history."""
+        line = self._line(round, judged, more)
+        self.history.append(line)
+        if self.further is not None:
+            own = {client: told.further or self._nothing for client, told in judged.items()}
+            self.history.append(self.further._line(round, own, more))
+        return line
+
+    @property
+    def _nothing(self) -> Judged:
+        return Judged(0, 0, math.nan, {score.name: math.nan for score in self.scores})
+
+    @property
+    def newest(self) -> list[HistoryLine]:
+        """The lines of the last evaluation."""
+        return self.history[-len(self.views) :]
+
+    def _line(self, round: int, judged: Mapping[str, Judged], more: Mapping[str, float]) -> HistoryLine:
         self.clients += [client for client in judged if client not in self.sizes]
         self.sizes |= {client: (told.size, told.train_size) for client, told in judged.items()}
         self.last = dict(judged)
@@ -86,9 +115,7 @@ class Evaluations:
         while len(self.rounds) > 2 and len(self.rounds) * len(self.clients) > LIMIT:
             self.rounds, self.said = self.rounds[::-2][::-1], self.said[::-2][::-1]
         metrics = {score.name: self._metrics(score) for score in self.scores}
-        line = history_line(self.label, self.seed, round, metrics, more)
-        self.history.append(line)
-        return line
+        return history_line(self.label, self.seed, round, metrics, more)
 
     def _metrics(self, score: Score) -> ModelMetrics:
         tested = [judged for judged in self.last.values() if judged.size]
@@ -100,8 +127,7 @@ class Evaluations:
 
     def of_clients(self) -> dict[str, Tensor]:
         """Every client's numbers, as a comparison keeps them; NaN where a client said nothing."""
-        nobody = Judged(0, 0, math.nan, {score.name: math.nan for score in self.scores})
-        last = [self.last.get(client, nobody) for client in self.clients]
+        last = [self.last.get(client, self._nothing) for client in self.clients]
         curves = [[said.get(client, math.nan) for client in self.clients] for said in self.said]
         sizes = torch.tensor([self.sizes[client] for client in self.clients]).view(-1, 2)
         numbers = {
@@ -113,11 +139,15 @@ class Evaluations:
         }
         for score in self.scores[1:]:
             numbers[f"score.{score.name}"] = torch.tensor([[judged.scores[score.name] for judged in last]])
+        if self.further is not None:  # rows of runs, but for the sizes
+            others = self.further.of_clients()
+            for name in numbers.keys() - {"train_size", "test_size"}:
+                numbers[name] = torch.cat([numbers[name], others[name]], int(name == "curves"))
         return numbers
 
     def record(self) -> Record:
         """Everything, as JSON."""
-        return {
+        record: Record = {
             "clients": self.clients,
             "sizes": [self.sizes[client] for client in self.clients],
             "rounds": self.rounds,
@@ -128,6 +158,9 @@ class Evaluations:
             },
             "history": self.history,
         }
+        if self.further is not None:
+            record["further"] = self.further.record()
+        return record
 
     def restore(self, record: Record) -> None:
         """Restores from a record."""
@@ -142,6 +175,8 @@ class Evaluations:
             client: Judged(size, train, _number(loss), {name: _number(v) for name, v in scores.items()})
             for client, (size, train, loss, scores) in record["last"].items()
         }
+        if self.further is not None:
+            self.further.restore(record["further"])
 
 
 def _known(value: float) -> float | None:

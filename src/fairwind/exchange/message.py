@@ -1,4 +1,4 @@
-"""A client's reply as plain arrays and numbers, and the checks on arrival."""
+"""What a server asks and a client replies, as plain arrays and numbers; and the checks on arrival."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,14 +10,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairwind.algorithms import NEEDS
-from fairwind.contract import Algorithm, AnyAlgorithm, LocalAlgorithm, Probe, Report
+from fairwind.contract import (
+    Algorithm,
+    AnyAlgorithm,
+    GradientAlgorithm,
+    LocalAlgorithm,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+    Probe,
+    Report,
+    SumAlgorithm,
+)
 from fairwind.engine.layout import Layout
 from fairwind.engine.loop.learner import norm
 from fairwind.errors import InputError, shown
 
 Sends = Literal["report", "sums"]
+Phase = Literal["gradient", "train", "evaluate"]
 SummedAlgorithm = Algorithm[Any, Any] | LocalAlgorithm[Any, Any]
 Arrays = dict[str, NDArray[Any]]
+
+# The names of what a server sends: vectors of the model's shape. The model; what is added to every step; the
+# clients' mean gradient; the first model; and a further model to evaluate.
+WEIGHTS, SHARED, GRADIENT, FIRST_MODEL, AVERAGED = "weights", "shared", "gradient", "first", "averaged"
 
 MEASURED: dict[Probe, tuple[str, ...]] = {
     "none": (),
@@ -25,6 +40,7 @@ MEASURED: dict[Probe, tuple[str, ...]] = {
     "gradient": ("loss", "loss0", "grad_norm"),
 }
 FIRST = ("first_loss", "first_losses")  # Σ F_k(x_0), and of how many clients, for those that join late
+LOST = "lost"  # the round whose memory or personal model a client has no longer
 POSITIVE = ("size", "steps", "lr")
 NAMED = 4  # of names that are wrong, at most
 
@@ -33,11 +49,23 @@ class RefusedError(ValueError):
     """A reply cannot be used; the message says why, in one line."""
 
 
+class Request(NamedTuple):
+    """What a client is asked to do, and told."""
+
+    phase: Phase
+    round: int  # from 0
+    training: str  # a name that no other training has
+    vectors: dict[str, Arrays]  # by name, each as arrays by the names of the model's parameters
+    first_loss: float | None = None  # for a client that does not remember its own
+    kept: int | None = None  # the last round that counted of this client, whose memory it goes on from
+
+
 class Reply(NamedTuple):
     """What a client sends: arrays by the names of the model's parameters, and numbers by theirs."""
 
-    arrays: Arrays
+    arrays: Arrays  # the update
     numbers: dict[str, float]
+    second: Arrays | None = None  # a further vector, for the types of algorithm that ask for one
 
 
 class Form(NamedTuple):
@@ -100,9 +128,17 @@ class Form(NamedTuple):
         return {name: part.reshape(shape) for name, shape, part in parts}
 
 
-def report_form(layout: Layout, probe: Probe) -> Form:
-    """That of replies with an update and a report; a solver whose steps are not gradients has no `steps`."""
-    return _form(layout, ("size", "lr", *MEASURED[probe]), ("steps",))
+def report_form(layout: Layout, probe: Probe, *, keeps: bool = False) -> Form:
+    """That of replies with an update and a report; a solver whose steps are not gradients has no `steps`.
+
+    Clients that keep a vector may have to say that they have lost it.
+    """
+    return _form(layout, ("size", "lr", *MEASURED[probe]), ("steps", LOST) if keeps else ("steps",))
+
+
+def gradient_form(layout: Layout) -> Form:
+    """That of replies with a full gradient alone, before training."""
+    return _form(layout, ("size",))
 
 
 def sums_form(layout: Layout, algorithm: SummedAlgorithm) -> Form:
@@ -116,7 +152,7 @@ def _form(layout: Layout, numbers: tuple[str, ...], optional: tuple[str, ...] = 
     return Form(layout.names, tuple(map(tuple, layout.shapes)), dtype, numbers, optional)
 
 
-def sums_record(algorithm: SummedAlgorithm) -> Any:
+def sums_record(algorithm: SumAlgorithm) -> Any:
     """The type of an algorithm's sums, a NamedTuple."""
     one = torch.ones((), dtype=torch.float64)
     return type(algorithm.client(Report(*[one] * len(Report._fields))).sums)
@@ -127,13 +163,30 @@ def arrays_of(layout: Layout, x: Tensor) -> Arrays:
     return _form(layout, ()).arrays(x)
 
 
-def check_type(algorithm: AnyAlgorithm) -> SummedAlgorithm:
-    """Refuses algorithms that need more than one sum."""
+def keeps(algorithm: AnyAlgorithm) -> bool:
+    """Whether clients keep a vector between rounds."""
+    return isinstance(algorithm, MemoryAlgorithm | PersonalAlgorithm)
+
+
+def corrects(algorithm: AnyAlgorithm) -> bool:
+    """Whether local steps are corrected by the clients' mean gradient, which is measured before them."""
+    return isinstance(algorithm, GradientAlgorithm) and algorithm.corrected
+
+
+def second_vector(algorithm: AnyAlgorithm) -> str:
+    """What clients send with their updates, in words; nothing for most algorithms."""
+    if isinstance(algorithm, MemoryAlgorithm):
+        return "change of memory"
+    return "gradient" if isinstance(algorithm, GradientAlgorithm) and not corrects(algorithm) else ""
+
+
+def check_one_sum(algorithm: AnyAlgorithm, what: str) -> SummedAlgorithm:
+    """Refuses algorithms that need more than one sum where replies have no more: `what` says where."""
     if isinstance(algorithm, Algorithm | LocalAlgorithm):
         return algorithm
     raise InputError(
-        f"{algorithm.name or type(algorithm).__name__} needs {NEEDS[type(algorithm)]}; clients of a real "
-        "federation send one update each, so take an algorithm of one sum, or run this one simulated"
+        f"{algorithm.name or type(algorithm).__name__} needs {NEEDS[type(algorithm)]}, and {what}: "
+        'take an algorithm of one sum, or sends="report" without privacy or secure aggregation'
     )
 
 
@@ -145,7 +198,8 @@ def to_report(numbers: Mapping[str, float], update_norm: float) -> Report:
 
 def from_report(report: Report, form: Form) -> dict[str, float]:
     """The numbers of a report that a form asks for."""
-    found = {name: float(getattr(report, name)) for name in (*form.numbers, *form.optional)}
+    names = [name for name in (*form.numbers, *form.optional) if name in Report._fields]
+    found = {name: float(getattr(report, name)) for name in names}
     return {name: value for name, value in found.items() if not (name in form.optional and math.isnan(value))}
 
 

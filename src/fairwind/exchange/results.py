@@ -35,6 +35,8 @@ def owner_of(
         "bounds": {name: str(value) for name, value in vars(aggregator.bounds).items()},
         "clients_per_round": clients_per_round,
     }
+    if aggregator.clients is not None:
+        owner["clients"] = aggregator.clients
     if privacy:
         owner["privacy"] = privacy.described()
     return owner
@@ -94,16 +96,19 @@ class FederatedRun:
     def finish(self, module: nn.Module, *, engine: str) -> ResultsFile:
         """Results, scores of clients and the trained module, in the form of a comparison's."""
         aggregator, evaluations, task = self.aggregator, self.evaluations, self.owner["task"]
-        aggregator.layout.load(aggregator.x, module)
         clients = evaluations.of_clients()
         metadata = {"names": json.dumps(evaluations.clients), "rounds": json.dumps(evaluations.rounds)}
-        row = run_row(
-            evaluations.history[-1],
-            aggregator.round,
-            left_out=aggregator.left_out,
-            stalled=aggregator.stalled,
-            privacy=aggregator.accountant.described() if aggregator.accountant else None,
-        )
+        rows = [
+            run_row(
+                line,
+                aggregator.round,
+                left_out=aggregator.left_out,
+                stalled=aggregator.stalled,
+                model=view.model,
+                privacy=aggregator.accountant.described() if aggregator.accountant else None,
+            )
+            for view, line in zip(evaluations.views, evaluations.newest, strict=True)
+        ]
         results = results_of(
             setup=task,
             task=task,
@@ -113,14 +118,18 @@ class FederatedRun:
             environment=environment("cpu"),
             federation=_described(task, clients),
             data=None,
-            runs=[row],
+            runs=rows,
             timing=timing(self.seconds, aggregator.round, 1, client_steps=None),
             engine=engine,
         )
-        prefix = f"{evaluations.label}/{evaluations.seed}/"
-        trained = {
-            prefix + name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()
-        }
+        trained: dict[str, Tensor] = {}
+        for view in evaluations.views:
+            if view.model == "personal":  # these stay with the clients
+                continue
+            aggregator.layout.load(aggregator.model(averaged=view.model == "averaged"), module)
+            for name, value in module.state_dict().items():
+                trained[f"{view.label}/{view.seed}/{name}"] = value.detach().cpu().clone().contiguous()
+        aggregator.layout.load(aggregator.x, module)
         numbers = {name: t.float() if t.is_floating_point() else t for name, t in clients.items()}
         return finish(self.path, results, evaluations.history, numbers, metadata, trained)
 

@@ -2,30 +2,60 @@
 
 import json
 import math
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairwind.aggregation import advance, contribute, first_state
-from fairwind.contract import AnyAlgorithm, LocalAlgorithm, Report
+from fairwind.aggregation import (
+    advance,
+    contribute,
+    counts_clients,
+    first_state,
+    makes_finite,
+    usable_clients,
+)
+from fairwind.contract import (
+    AnyAlgorithm,
+    CohortAlgorithm,
+    GradientAlgorithm,
+    GramAlgorithm,
+    LocalAlgorithm,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+    Report,
+)
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.layout import Layout
-from fairwind.errors import InputError
+from fairwind.errors import InputError, whole
 from fairwind.exchange.accounting import Accountant
 from fairwind.exchange.bounds import UNBOUNDED, Bounds, Seen, within
 from fairwind.exchange.capping import Capped, CappedSum, Term
+from fairwind.exchange.holding import HeldReplies, HeldReply
 from fairwind.exchange.message import (
+    AVERAGED,
     FIRST,
+    FIRST_MODEL,
+    GRADIENT,
+    LOST,
+    SHARED,
+    WEIGHTS,
     Arrays,
+    Phase,
     RefusedError,
     Reply,
+    Request,
     Sends,
     arrays_of,
-    check_type,
+    check_one_sum,
+    corrects,
+    gradient_form,
+    keeps,
     report_form,
+    second_vector,
     sums_form,
     sums_record,
     to_report,
@@ -41,6 +71,7 @@ class Round:
     used: int = 0  # clients that counted
     refused: dict[str, str] = field(default_factory=dict)  # by client: why its reply does not count
     bounded: dict[str, list[str]] = field(default_factory=dict)  # by client: numbers that were clamped
+    lost: dict[str, int] = field(default_factory=dict)  # by client: the round whose vector it has lost
     capped: dict[str, dict[str, float]] = field(default_factory=dict)  # by what, and client: the cap's factor
     moved: bool = False  # whether the model did
     blame: str = ""  # why it did not, where there was something to step with
@@ -49,6 +80,8 @@ class Round:
         """Log messages, one for each client and reason."""
         found = [f"{client} is left out: {why}" for client, why in self.refused.items()]
         found += [f"{client} is not believed: {', '.join(what)}" for client, what in self.bounded.items()]
+        for client, number in self.lost.items():
+            found.append(f"{client} has lost what it kept of round {number + 1}, and begins again without")
         for what, factors in self.capped.items():
             found += [f"{client} is capped: its {what} counts {f:.2g} times" for client, f in factors.items()]
         if not self.moved:
@@ -57,7 +90,7 @@ class Round:
 
 
 class Aggregator:
-    """The server's side of any algorithm of one sum: x, its state, and what it knows of its clients."""
+    """The server's side of any algorithm: x, its state, and what it knows of its clients."""
 
     def __init__(
         self,
@@ -65,32 +98,52 @@ class Aggregator:
         layout: Layout,
         x: Tensor,
         *,
+        clients: int | None = None,
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
     ):
         """From the model x (P,). `sends` is what clients are asked for; see the package.
 
-        With `privacy`, bounds must be left out: they depend on other clients, and its own take their place.
+        `clients` is how many there are, whether or not they are there: some algorithms count on it. With
+        `privacy`, bounds must be left out: they depend on other clients, and its own take their place.
         """
-        self.algorithm, self.layout, self.sends = check_type(algorithm), layout, sends
+        self.algorithm, self.layout, self.sends = algorithm, layout, sends
         if privacy is not None and bounds not in (None, UNBOUNDED):
             raise InputError("bounds compare a client with others, which privacy forbids: leave them out")
+        if privacy is not None:
+            check_one_sum(algorithm, "privacy is for one sum")
+        if counts_clients(algorithm) and clients is None:
+            raise InputError(f"{algorithm.name or 'it'} counts on all clients: say how many, as clients=")
+        if clients is not None:
+            whole(1, clients=clients)
+        self.clients = clients if counts_clients(algorithm) else None
         self.privacy, self.bounds = privacy, bounds or (UNBOUNDED if privacy else Bounds())
         self.accountant = None if privacy is None else Accountant(privacy)
-        by_report = sends == "report"
-        self.form = report_form(layout, algorithm.probe) if by_report else sums_form(layout, self.algorithm)
-        self.sums = sums_record(self.algorithm)
-        self.x = x.detach().cpu().clone()
-        state = first_state(algorithm, self.x, 0)
-        self.state: Any = type(state)(*(value.clone() for value in state))
+        self.form = report_form(layout, algorithm.probe, keeps=keeps(algorithm))
+        self.sums: Any = None  # their type, where clients contribute to any
+        if not isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+            self.sums = sums_record(algorithm)
+        if sends == "sums":
+            self.form = sums_form(layout, check_one_sum(algorithm, "replies of sums have no more"))
+        self.begin_from(x.detach().cpu().clone())
+        self.training = secrets.token_hex(8)  # by which clients tell its rounds from those of others
         self.round = 0  # rounds that are over
         self.seen = Seen()
         self.first_losses: dict[str, float] = {}  # by client
         self.first_sum = 0.0, 0.0  # their sum and number in the last round, where only sums are sent
+        self.kept: dict[str, int] = {}  # by client that keeps a vector: its last round that counted
+        self.numbers: dict[str, int] = {}  # of clients, among all, as they came
         self.left_out, self.stalled = 0, 0
         self.last: Round | None = None  # the round that ended last
         self.begin()
+
+    def begin_from(self, x: Tensor) -> None:
+        """Takes another first model (P,), before the first round."""
+        self.x = x
+        self.first_model = x.clone() if isinstance(self.algorithm, PersonalAlgorithm) else None
+        state = first_state(self.algorithm, x, self.clients or 0)
+        self.state: Any = type(state)(*(value.clone() for value in state))
 
     def begin(self, drawn: tuple[int, int] | None = None) -> None:
         """Forgets what has arrived of the round that is under way.
@@ -99,23 +152,63 @@ class Aggregator:
         they were not drawn evenly, or anybody may know who was.
         """
         self.current, self.drawn = Round(self.round), drawn
-        shape = len(self.x), len(self.sums._fields)
+        shape = len(self.x), 1 if self.sums is None else len(self.sums._fields)
         self.sum: CappedSum | PrivateSum = (
             PrivateSum(*shape, self.privacy) if self.privacy else CappedSum(*shape, self.bounds.share)
         )
+        self.phase: Phase = "gradient" if corrects(self.algorithm) else "train"
+        self.second = CappedSum(len(self.x), 1, self.bounds.share)
+        self.gradient: Capped | None = None  # the clients' gradients, where they correct steps
+        self.measured: set[str] = set()  # clients that count in it
+        self.held: HeldReplies | None = None
+        if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
+            self.held = HeldReplies(self.algorithm, self.bounds.share)
         self.secret: Capped | None = None
         self.counted: set[str] = set()
         self.reported: dict[str, Report] = {}
         self.new_first_losses: dict[str, float] = {}
         self.new_first = 0.0, 0.0
 
+    def requests(self, clients: Iterable[str], phase: Phase | None = None) -> dict[str, Request]:
+        """What clients are asked in this phase of the round, or in another; their vectors are the same."""
+        phase = phase or self.phase
+        vectors = {WEIGHTS: self.weights()}
+        if phase == "train" and (shared := self.shared()) is not None:
+            vectors[SHARED] = shared
+        if phase == "train" and self.gradient is not None:
+            vectors[GRADIENT] = arrays_of(self.layout, _mean(self.gradient))
+        if phase == "evaluate" and _averages(self.algorithm):
+            vectors[AVERAGED] = arrays_of(self.layout, self.model(averaged=True))
+        first = {} if self.first_model is None else {FIRST_MODEL: arrays_of(self.layout, self.first_model)}
+        return {
+            client: Request(
+                phase,
+                self.round,
+                self.training,
+                vectors if client in self.kept else vectors | first,
+                self.first_loss(client) if self.round and phase == "train" else None,
+                self.kept.get(client),
+            )
+            for client in clients
+        }
+
     def weights(self) -> Arrays:
         """The model, as clients are sent it."""
         return arrays_of(self.layout, self.x)
 
+    def model(self, *, averaged: bool = False) -> Tensor:
+        """The model (P,), or the averaged one of an algorithm that has it."""
+        if not averaged:
+            return self.x
+        assert isinstance(self.algorithm, CohortAlgorithm)
+        assert self.algorithm.averaged_model is not None
+        return self.algorithm.averaged_model(self.state).to(self.x.dtype)
+
     def shared(self) -> Arrays | None:
         """What clients add to every step, for algorithms that have it."""
-        if not isinstance(self.algorithm, LocalAlgorithm) or self.algorithm.local.shared is None:
+        if not isinstance(self.algorithm, LocalAlgorithm | MemoryAlgorithm | GradientAlgorithm):
+            return None
+        if self.algorithm.local.shared is None:
             return None
         return arrays_of(self.layout, self.algorithm.local.shared(self.state))
 
@@ -133,11 +226,16 @@ class Aggregator:
         return summed / count if count else None
 
     def accept(self, client: str, reply: Reply) -> str:
-        """Adds a client's reply to the round; returns why it is refused, or nothing."""
+        """Adds a client's reply to this phase of the round; returns why it is refused, or nothing."""
         try:
             if client in self.current.refused or client in self.counted:
                 raise RefusedError("it has replied to this round before")
-            self._add(client, reply)
+            self._check_number(client)
+            if self.phase == "gradient":
+                self._add_gradient(client, reply)
+            else:
+                self._add(client, reply)
+            self.counted.add(client)
         except RefusedError as error:
             return self.refuse(client, str(error))
         return ""
@@ -147,26 +245,98 @@ class Aggregator:
         self.current.refused.setdefault(client, why)
         return why
 
+    def turn(self) -> set[str]:
+        """Ends a phase of the round that another follows; returns which clients are asked in that one."""
+        self.phase, self.gradient, self.measured = "train", self.second.finish(), self.counted
+        self._note_caps(self.gradient, "gradient's weight", "gradient")
+        self.counted, self.second = set(), CappedSum(len(self.x), 1, self.bounds.share)
+        return set(self.measured)
+
+    def _check_number(self, client: str) -> None:
+        """Refuses a client beyond those that the algorithm counts on."""
+        known = {*self.numbers, *self.counted}
+        if self.clients is not None and client not in known and len(known) >= self.clients:
+            raise RefusedError(f"it is one more than the {self.clients} clients that there are")
+
+    def _add_gradient(self, client: str, reply: Reply) -> None:
+        """Adds what clients measure before they train."""
+        form = gradient_form(self.layout)
+        vector, length = form.vector(reply.arrays)
+        report = to_report(form.checked(reply.numbers), math.nan)
+        size = self.seen.bounded(client, report, self.bounds)[0].size  # noted when it reports
+        self.second.add(_second_term(client, float(size), vector, length))
+
     def _add(self, client: str, reply: Reply) -> None:
+        if self.gradient is not None and client not in self.measured:
+            raise RefusedError("it sent no gradient before")
         vector, length = self.form.vector(reply.arrays)
         numbers = self.form.checked(reply.numbers)
-        if self.sends == "report":
-            term = self._weighed(client, vector, numbers, length)
-        else:
+        second = self._read_second(reply.second)
+        if self.sends == "sums":
             term = Term(client, 1.0, vector, tuple(numbers[name] for name in self.sums._fields), length)
+            self.sum.add(self._checked(term))
+        else:
+            said = to_report(numbers, length)
+            if "loss0" in numbers and client in self.first_losses:  # it is held to what it said first
+                said = said._replace(loss0=said.loss0.new_tensor(self.first_losses[client]))
+            believed, notes = self.seen.bounded(client, said, self.bounds)
+            added = None
+            if second is not None:
+                memory = isinstance(self.algorithm, MemoryAlgorithm)
+                added = _second_term(client, 1.0 if memory else float(believed.size), *second)
+            self._weigh(client, believed, vector, length)
+            if added is not None:
+                self.second.add(added)
+            if notes:
+                self.current.bounded[client] = notes
+            self.reported[client] = said
+            if "loss0" in numbers:
+                self.new_first_losses[client] = float(believed.loss0)
+        if LOST in numbers and client in self.kept:
+            self.current.lost[client] = self.kept[client]
+        self.current.used += 1
+        if self.sends == "sums" and FIRST[0] in numbers:
+            summed, count = self.new_first
+            self.new_first = summed + numbers[FIRST[0]], count + numbers[FIRST[1]]
+
+    def _weigh(self, client: str, report: Report, update: Tensor, length: float) -> None:
+        """Adds a client's contribution, computed from its report within the bounds; or holds its update."""
+        refused = RefusedError("what the algorithm makes of its numbers is not finite")
+        if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
+            assert self.held is not None
+            alone = Report(*(number[None] for number in report))
+            if not usable_clients(self.algorithm, alone)[0] or not makes_finite(self.algorithm, alone):
+                raise refused
+            self.held.replies[client] = HeldReply(report, update, length)
+            return
+        part, usable = contribute(self.algorithm, report)
+        if not usable:
+            raise refused
+        sums = tuple(map(float, part.sums))
+        self.sum.add(self._checked(Term(client, float(part.coef), update, sums, length)))
+
+    def _checked(self, term: Term) -> Term:
+        """A contribution that can be added up."""
         if term.sums[0] < 0:
             raise RefusedError(f"its weight is {term.sums[0]:.3g}, which is negative")
         for name, value in zip(self.sums._fields[1:], term.sums[1:], strict=True):
             if self.privacy and value < 0:
                 raise RefusedError(f"its {name} is {value:.3g}: with privacy, sums must not be negative")
         if not math.isfinite(term.sizes[1]):
-            raise RefusedError(f"its update, of norm {length:.3g}, is too large to be weighed")
-        self.sum.add(term)
-        self.counted.add(client)
-        self.current.used += 1
-        if self.sends == "sums" and FIRST[0] in numbers:
-            summed, count = self.new_first
-            self.new_first = summed + numbers[FIRST[0]], count + numbers[FIRST[1]]
+            raise RefusedError(f"its update, of norm {term.length:.3g}, is too large to be weighed")
+        return term
+
+    def _read_second(self, arrays: Arrays | None) -> tuple[Tensor, float] | None:
+        """The second vector of a reply and its norm, where one is asked for."""
+        what = second_vector(self.algorithm)
+        if (arrays is None) != (not what):
+            raise RefusedError(f"it sent no {what}" if what else "it sent a second vector, and was not asked")
+        if arrays is None:
+            return None
+        try:
+            return self.form.vector(arrays)
+        except RefusedError as error:
+            raise RefusedError(f"in its {what}, {error}") from None
 
     def take_sum(self, total: Tensor, numbers: Mapping[str, float], clients: int) -> None:
         """Adds the secure sum of this many clients."""
@@ -179,52 +349,69 @@ class Aggregator:
         if FIRST[0] in found:
             self.new_first = found[FIRST[0]], found[FIRST[1]]
 
-    def _weighed(self, client: str, update: Tensor, numbers: Mapping[str, float], length: float) -> Term:
-        """A client's contribution, computed from its report within the bounds."""
-        report = to_report(numbers, length)
-        if "loss0" in numbers and client in self.first_losses:  # it is held to what it said first
-            report = report._replace(loss0=report.loss0.new_tensor(self.first_losses[client]))
-        believed, notes = self.seen.bounded(client, report, self.bounds)
-        part, usable = contribute(self.algorithm, believed)
-        if not usable:
-            raise RefusedError("what the algorithm makes of its numbers is not finite")
-        if notes:
-            self.current.bounded[client] = notes
-        self.reported[client] = report
-        if "loss0" in numbers:
-            self.new_first_losses[client] = float(believed.loss0)
-        return Term(client, float(part.coef), update, tuple(map(float, part.sums)), length)
-
     def finish(self) -> Round:
         """The algorithm's step with what has arrived, and the next round."""
         done, capped = self.current, self.secret or self.sum.finish()
-        what = "weight", "update", *self.sums._fields[1:]
-        done.capped = {name: each for name, each in zip(what, capped.factors, strict=True) if each}
+        if self.sums is not None:
+            self._note_caps(capped, "weight", "update", *self.sums._fields[1:])
         if self.accountant:
             self.accountant.release(self.drawn)
         done.blame = "" if capped.clients or not self.privacy else "the clients' weight is lost in the noise"
-        if capped.clients:
-            done.moved = self._advance(capped)
+        moved: bool | None = None  # none where there is nothing to step with
+        if self.held is not None and self.held.replies:
+            moved, capped = self._advance_seeing(self.held)
+        elif capped.clients:
+            moved = self._advance(capped)
+        if moved is not None:
             who = f"; {capped.largest} has the largest share in it" if capped.largest else ""
-            done.blame = "" if done.moved else f"the step is not finite{who}"
+            done.moved, done.blame = moved, "" if moved else f"the step is not finite{who}"
         for client, report in self.reported.items():
             self.seen.note(client, report)
         self.first_losses = self.new_first_losses | self.first_losses
         self.first_sum = self.new_first if self.new_first[1] else self.first_sum
+        self._number_clients()
         self.left_out += len(done.refused)
         self.stalled += not done.moved
+        if keeps(self.algorithm):  # only with the round's number: another try at it begins from the same
+            self.kept |= dict.fromkeys(self.counted, self.round)
         self.round += 1
         self.last = done
         self.begin()
         return done
 
+    def _note_caps(self, capped: Capped, *what: str) -> None:
+        """Notes whose contributions a cap has cut."""
+        names = zip(what, capped.factors, strict=True)
+        self.current.capped |= {name: factors for name, factors in names if factors}
+
+    def _number_clients(self) -> None:
+        """Gives those that reported for the first time the next numbers."""
+        new = sorted(self.counted - set(self.numbers)) if self.clients is not None else []
+        self.numbers |= {client: len(self.numbers) + k for k, client in enumerate(new)}
+
     @torch.no_grad()
     def _advance(self, capped: Capped) -> bool:
+        assert not isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm)
         sums = self.sums(*(torch.tensor(s, dtype=torch.float64) for s in capped.sums))
         clients = torch.tensor(capped.clients)
-        found = advance(self.algorithm, self.x, self.state, capped.total, sums, clients)
+        second = self.gradient
+        if what := second_vector(self.algorithm):
+            second = self.second.finish()
+            self._note_caps(second, f"{what}'s weight", what)
+        more = [] if second is None else [second.total]
+        if second is not None and isinstance(self.algorithm, GradientAlgorithm):
+            more = [_mean(second)]
+        found = advance(self.algorithm, self.x, self.state, capped.total, sums, clients, *more)
         self.x, self.state, moved = found
         return bool(moved)
+
+    @torch.no_grad()
+    def _advance_seeing(self, held: HeldReplies) -> tuple[bool, Capped]:
+        self._number_clients()
+        (self.x, self.state, moved), capped = held.advance(self.x, self.state, self.numbers)
+        self._note_caps(capped, "weight", "update")
+        self.current.capped |= {"norm": held.clipped} if held.clipped else {}
+        return bool(moved), capped
 
     def counts(self) -> dict[str, float]:
         """The last round in numbers: clients, what the server adapts by, and the privacy spent so far."""
@@ -253,12 +440,16 @@ class Aggregator:
     def checkpoint(self) -> Checkpoint:
         """All that the rounds to come depend on; what has arrived of the round under way is not in it."""
         tensors = {"x": self.x} | {f"state.{n}": value for n, value in self.state._asdict().items()}
+        tensors |= {} if self.first_model is None else {FIRST_MODEL: self.first_model}
         record = {
             "first_losses": self.first_losses,
             "first_sum": list(self.first_sum),
             "seen": self.seen.numbers,
             "left_out": self.left_out,
             "stalled": self.stalled,
+            "training": self.training,
+            "kept": self.kept,
+            "numbers": self.numbers,
             **({"releases": self.accountant.record()} if self.accountant else {}),
         }
         copied = {name: value.clone() for name, value in tensors.items()}
@@ -273,7 +464,28 @@ class Aggregator:
         self.first_sum = float(first_sum[0]), float(first_sum[1])
         self.seen = Seen(record["seen"])
         self.left_out, self.stalled = record["left_out"], record["stalled"]
+        self.training = record.get("training", self.training)  # checkpoints of version 0.1 have none
+        self.kept, self.numbers = dict(record.get("kept", {})), dict(record.get("numbers", {}))
+        if self.first_model is not None:
+            self.first_model = tensors[FIRST_MODEL].to(self.x.dtype)
         if self.privacy:
             self.accountant = Accountant(self.privacy, record["releases"])
         self.round = checkpoint.round
         self.begin()
+
+
+def _averages(algorithm: AnyAlgorithm) -> bool:
+    """Whether there is an averaged model to evaluate, too."""
+    return isinstance(algorithm, CohortAlgorithm) and algorithm.averaged_model is not None
+
+
+def _second_term(client: str, weight: float, vector: Tensor, length: float) -> Term:
+    """A client's second vector, to be added up."""
+    if not math.isfinite(weight * length):
+        raise RefusedError(f"its second vector, of norm {length:.3g}, is too large to be weighed")
+    return Term(client, weight, vector, (weight,), length)
+
+
+def _mean(gradients: Capped) -> Tensor:
+    """The clients' mean gradient (P,), by their sizes."""
+    return gradients.total / max(gradients.sums[0], 1.0)

@@ -1,9 +1,10 @@
 """A Flower client app that trains a task's client as the simulator does."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, MetricRecord
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fairwind import algorithms
@@ -11,12 +12,20 @@ from fairwind.contract import AnyAlgorithm
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError
 from fairwind.exchange.client import LocalClient
-from fairwind.flower.records import SHARED, arrays_in, config_of, judged_content, to_content
+from fairwind.exchange.kept import Kept, kept_file, load_kept, save_kept
+from fairwind.flower.records import (
+    config_of,
+    judged_content,
+    keep_in,
+    kept_in,
+    request_of,
+    to_content,
+)
 from fairwind.task import Task
 
 KEPT = 16  # clients that a process has ready, where it is several nodes
-MEMORY = "fairwind"  # the record of a node's state
-PARTITION = "partition-id"  # of a node's config: which of the clients it is
+# Of a node's config: which of the clients it is, and the folder of what it keeps
+PARTITION, FOLDER = "partition-id", "state"
 
 
 def client_app(
@@ -30,22 +39,18 @@ def client_app(
 
     `task` holds all clients, of which a node is the one numbered by `partition-id` in its config; or it is a
     function of the node's context that gives a task with the node's own data alone. The algorithm is what the
-    server says, unless it is one of your own.
+    server says, unless it is one of your own. What a client keeps between rounds is in the state that Flower
+    has of the node for as long as a run goes on; or in a file, in the folder `state` of the node's config.
     """
     client_of = local_clients(task, algorithm, settings)
     app = evaluating(client_of, mods)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        config = config_of(message.content)
-        trained = client_of(context, config).train(
-            arrays_in(message.content),
-            int(config["round"]),
-            first_loss=remembered(context, config),
-            shared=arrays_in(message.content, SHARED) if SHARED in message.content else None,
-        )
-        remember(context, trained.first_loss)
-        return Message(to_content(trained.reply), reply_to=message)
+        client = client_of(context, config_of(message.content))
+        reply, kept = client.reply(request_of(message.content, "train"), recalled(context))
+        keep(context, kept)
+        return Message(to_content(reply), reply_to=message)
 
     return app
 
@@ -92,20 +97,28 @@ def evaluating(
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         client = client_of(context, config_of(message.content))
-        judged = client.evaluate(arrays_in(message.content))
+        judged = client.judge(request_of(message.content, "evaluate"), recalled(context))
         return Message(judged_content(judged), reply_to=message)
 
     return app
 
 
-def remembered(context: Context, config: Mapping[str, Any]) -> float | None:
-    """The first loss that a node remembers, or is told by the server."""
-    memory: Any = context.state.get(MEMORY) or {}
-    found = memory.get("first-loss", config.get("first-loss"))
-    return None if found is None else float(found)
+def recalled(context: Context) -> Kept:
+    """What a node keeps between rounds."""
+    file = _file(context)
+    return kept_in(context.state) if file is None else load_kept(file)
 
 
-def remember(context: Context, first_loss: float | None) -> None:
-    """Keeps a node's first loss for later rounds."""
-    if first_loss is not None:
-        context.state[MEMORY] = MetricRecord({"first-loss": first_loss})
+def keep(context: Context, kept: Kept) -> None:
+    """Keeps it for later rounds."""
+    file = _file(context)
+    if file is None:
+        keep_in(context.state, kept)
+    else:
+        save_kept(file, kept)
+
+
+def _file(context: Context) -> Path | None:
+    """Where a node keeps it, if its config names a folder."""
+    folder, number = context.node_config.get(FOLDER), context.node_config.get(PARTITION, context.node_id)
+    return None if folder is None else kept_file(str(folder), int(number))

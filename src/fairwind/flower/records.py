@@ -7,10 +7,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fairwind.errors import first_line
 from fairwind.exchange.evaluation import Judged
-from fairwind.exchange.message import Arrays, RefusedError, Reply
+from fairwind.exchange.kept import Kept
+from fairwind.exchange.message import WEIGHTS, Arrays, Phase, RefusedError, Reply, Request
 
-ARRAYS, METRICS, CONFIG, SHARED = "arrays", "metrics", "config", "shared"  # names of records
+ARRAYS, METRICS, CONFIG, SECOND = "arrays", "metrics", "config", "second"  # names of records
+KEPT = "fairwind"  # what those of a node's state begin with
 SIZES = ("num-examples", "train-examples")
+FURTHER = "further-"  # what a further model's numbers begin with
 
 
 def to_record(arrays: Mapping[str, Any]) -> ArrayRecord:
@@ -20,12 +23,58 @@ def to_record(arrays: Mapping[str, Any]) -> ArrayRecord:
 
 def to_content(reply: Reply) -> RecordDict:
     """A client's reply, as the content of a message."""
-    return RecordDict({ARRAYS: to_record(reply.arrays), METRICS: MetricRecord(dict(reply.numbers))})
+    second = {} if reply.second is None else {SECOND: to_record(reply.second)}
+    return RecordDict({ARRAYS: to_record(reply.arrays), METRICS: MetricRecord(dict(reply.numbers)), **second})
 
 
 def from_content(content: RecordDict) -> Reply:
     """The reply in a message; its arrays are read without pickle, and whatever is wrong is refused."""
-    return Reply(arrays_in(content), dict(_one(content, METRICS, MetricRecord)))
+    second = arrays_in(content, SECOND) if SECOND in content else None
+    return Reply(arrays_in(content), dict(_one(content, METRICS, MetricRecord)), second)
+
+
+def words_of(request: Request) -> dict[str, str | int | float]:
+    """What a server says besides vectors."""
+    said: dict[str, str | int | float] = {"phase": request.phase, "round": request.round}
+    said["training"] = request.training
+    if request.first_loss is not None:
+        said["first-loss"] = request.first_loss
+    return said if request.kept is None else said | {"kept": request.kept}
+
+
+def request_of(content: RecordDict, phase: Phase) -> Request:
+    """What a client is asked; `phase` is that of its message, unless the server says more."""
+    said = config_of(content)
+    first, kept = said.get("first-loss"), said.get("kept")
+    names = [name for name in content if isinstance(content[name], ArrayRecord)]
+    return Request(
+        said.get("phase", phase),
+        int(said["round"]),
+        str(said.get("training", "")),
+        {WEIGHTS if name == ARRAYS else name: arrays_in(content, name) for name in names},
+        None if first is None else float(first),
+        None if kept is None else int(kept),
+    )
+
+
+def kept_in(state: RecordDict) -> Kept:
+    """What a node's state keeps."""
+    if KEPT not in state:
+        return Kept()
+    said, begin = dict(_one(state, KEPT, ConfigRecord)), f"{KEPT}-"
+    first, names = said.get("first-loss"), [name for name in state if name.startswith(begin)]
+    vectors = {int(name.removeprefix(begin)): arrays_in(state, name) for name in names}
+    return Kept(str(said["training"]), None if first is None else float(first), vectors)
+
+
+def keep_in(state: RecordDict, kept: Kept) -> None:
+    """Writes it into a node's state."""
+    for name in [name for name in state if name.startswith(KEPT)]:
+        del state[name]
+    first = {} if kept.first_loss is None else {"first-loss": kept.first_loss}
+    state[KEPT] = ConfigRecord({"training": kept.training, **first})
+    for number, arrays in kept.vectors.items():
+        state[f"{KEPT}-{number}"] = to_record(arrays)
 
 
 def arrays_in(content: RecordDict, name: str = ARRAYS) -> Arrays:
@@ -53,7 +102,10 @@ def config_of(content: RecordDict) -> Mapping[str, Any]:
 def judged_content(judged: Judged) -> RecordDict:
     """A client's evaluation, as the content of a message."""
     sizes = dict(zip(SIZES, judged[:2], strict=True))
-    return RecordDict({METRICS: MetricRecord({**sizes, "loss": judged.loss, **judged.scores})})
+    said: dict[str, Any] = {**sizes, "loss": judged.loss, **judged.scores}
+    if (further := judged.further) is not None:
+        said |= {f"{FURTHER}{name}": v for name, v in {"loss": further.loss, **further.scores}.items()}
+    return RecordDict({METRICS: MetricRecord(said)})
 
 
 def judged_of(content: RecordDict) -> Judged:
@@ -65,8 +117,15 @@ def judged_of(content: RecordDict) -> Judged:
     size = said.pop(SIZES[0], None)
     if size is None:
         raise RefusedError(f"it does not tell its {SIZES[0]}")
+    sizes = size, said.pop(SIZES[1], 0)
+    more = {name: said.pop(name) for name in list(said) if name.startswith(FURTHER)}
+    further = _scored(sizes, {name.removeprefix(FURTHER): v for name, v in more.items()}) if more else None
+    return _scored(sizes, said)._replace(further=further)
+
+
+def _scored(sizes: tuple[int, int], said: dict[str, Any]) -> Judged:
     loss = float(said.pop("loss", float("nan")))
-    return Judged(size, said.pop(SIZES[1], 0), loss, {name: float(v) for name, v in said.items()})
+    return Judged(*sizes, loss, {name: float(v) for name, v in said.items()})
 
 
 def _one(content: RecordDict, name: str, kind: type) -> Any:

@@ -26,8 +26,9 @@ from fairwind.contract import AnyAlgorithm
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError
 from fairwind.exchange.bounds import UNBOUNDED
+from fairwind.exchange.message import SHARED, WEIGHTS, Request
 from fairwind.exchange.secure import first_scales, fits, fitted, pack, unpack
-from fairwind.flower.client import evaluating, local_clients, remember, remembered
+from fairwind.flower.client import evaluating, keep, local_clients, recalled
 from fairwind.flower.nodes import LOG
 from fairwind.flower.records import to_record
 from fairwind.flower.strategy import AlgorithmStrategy
@@ -55,14 +56,16 @@ def secure_client_app(
         arrays = parameters_to_ndarrays(asked.parameters)
         names = client.form.names
         weights, shared = dict(zip(names, arrays, strict=False)), arrays[len(names) :]
-        trained = client.train(
-            weights,
+        request = Request(
+            "train",
             int(config["round"]),
-            first_loss=remembered(context, config),
-            shared=dict(zip(names, shared, strict=True)) if shared else None,
+            str(config["training"]),
+            {WEIGHTS: weights, **({SHARED: dict(zip(names, shared, strict=True))} if shared else {})},
+            float(config["first-loss"]) if "first-loss" in config else None,
         )
-        remember(context, trained.first_loss)
-        vector = pack(trained.reply, client.sums_form, tuple(json.loads(str(config["scales"]))))
+        reply, kept = client.reply(request, recalled(context))
+        keep(context, kept)
+        vector = pack(reply, client.sums_form, tuple(json.loads(str(config["scales"]))))
         done = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([vector]), 1, {})
         return Message(compat.fitres_to_recorddict(done, keep_input=False), reply_to=message)
 

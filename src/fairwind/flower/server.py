@@ -21,6 +21,7 @@ STRATEGY = {
     "seed": int,
     "min-nodes": int,
     "eval-every": int,
+    "clients": int,
     "clients-per-round": int,
     "sends": str,
     "out": str,
@@ -33,8 +34,9 @@ def server_app(model: Task | Model, **options: Any) -> ServerApp:
 
     The run config may say `algorithm` (adafedadam, or any spec), `alpha`, `num-server-rounds` and `timeout`
     (seconds for the replies of a round), `share` (of the weight that a client may have); and seed, min-nodes,
-    eval-every, clients-per-round, sends, out and track, which mean what they mean to `AlgorithmStrategy`, as
-    do options given here. `privacy-clip`, -weight, -noise, -delta and -further are those of `Privacy`.
+    eval-every, clients, clients-per-round, sends, out and track, which mean what they mean to
+    `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise, -delta and -further are
+    those of `Privacy`.
     """
     app = ServerApp()
 

@@ -1,4 +1,4 @@
-"""A resumable Flower strategy for algorithms that need only a sum over clients."""
+"""A resumable Flower strategy for any algorithm."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,12 +18,20 @@ from fairwind.engine.workers import keep_memory
 from fairwind.errors import first_line, python_numbers, whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, Judged, check_judged, scores_of
-from fairwind.exchange.message import RefusedError, Reply, Sends
+from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Reply, Sends
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun, owner_of
 from fairwind.exchange.server import Aggregator
 from fairwind.flower.nodes import LOG, Nodes
-from fairwind.flower.records import ARRAYS, CONFIG, SHARED, from_content, judged_of, to_arrays, to_record
+from fairwind.flower.records import (
+    ARRAYS,
+    CONFIG,
+    from_content,
+    judged_of,
+    to_arrays,
+    to_record,
+    words_of,
+)
 from fairwind.runs.folder import run_name
 from fairwind.runs.schema import FederatedConfig
 from fairwind.scores import accuracy, as_scores
@@ -44,6 +52,7 @@ class AlgorithmStrategy(Strategy):
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
+        clients: int | None = None,
         clients_per_round: int | None = None,
         min_nodes: int = 2,
         eval_every: int = 1,
@@ -52,13 +61,16 @@ class AlgorithmStrategy(Strategy):
     ):
         """For a model, or that of a task.
 
+        `clients` is how many there are, for algorithms that count on it; if left out, the task's, if these
+        are several.
+
         A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed. With
         `out`, checkpoints, results and the report page go into that directory, and a training that was
         stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `track`
         names trackers, such as "mlflow:FOLDER".
         """
-        given = seed, clients_per_round, min_nodes, eval_every
-        seed, clients_per_round, min_nodes, eval_every = python_numbers(given)
+        given = seed, clients, clients_per_round, min_nodes, eval_every
+        seed, clients, clients_per_round, min_nodes, eval_every = python_numbers(given)
         whole(1, eval_every=eval_every)
         self.algorithm = algorithms.build(algorithm) if isinstance(algorithm, str) else algorithm
         self.task = model.name if isinstance(model, Task) else "a federation on Flower"
@@ -66,10 +78,12 @@ class AlgorithmStrategy(Strategy):
         scores = scores_of(model, self.module) if isinstance(model, Task) else as_scores(score)
         self.layout, self.seed = Layout.of(self.module), seed
         x = self.layout.flatten(self.module)
+        if clients is None and isinstance(model, Task) and len(model.federation) > 1:
+            clients = len(model.federation)
         self.aggregator = Aggregator(
-            self.algorithm, self.layout, x, bounds=bounds, sends=sends, privacy=privacy
+            self.algorithm, self.layout, x, clients=clients, bounds=bounds, sends=sends, privacy=privacy
         )
-        self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed)
+        self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed, self.algorithm)
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
         self.eval_every = eval_every
         self.out = None if out is None else Path(out)
@@ -91,23 +105,41 @@ class AlgorithmStrategy(Strategy):
     ) -> Iterable[Message]:
         """A message for each client of a round: model, round, and what it may have forgotten."""
         nodes = self.nodes.sample(grid, server_round)
-        self.asked = set(nodes)
         self.aggregator.begin((len(nodes), self.nodes.connected))
-        shared = self.aggregator.shared()
-        records = {ARRAYS: self._outgoing()} | ({} if shared is None else {SHARED: to_record(shared)})
+        return self._asking(nodes, server_round, config)
+
+    def _asking(
+        self, nodes: list[int], server_round: int, config: ConfigRecord, phase: Phase | None = None
+    ) -> list[Message]:
+        """A message for each node, in this phase of the round or another."""
+        requests = self.aggregator.requests(map(str, nodes), phase)
+        records: dict[str, ArrayRecord] = {}
         messages = []
-        for node in nodes:
+        for node, request in zip(nodes, requests.values(), strict=True):
+            for name, arrays in request.vectors.items():
+                if name not in records:
+                    records[name] = self._outgoing() if name == WEIGHTS else to_record(arrays)
             mine = self._config(config, server_round)
-            known = self.aggregator.first_loss(str(node)) if self.aggregator.round else None
-            if known is not None:
-                mine["first-loss"] = known
-            messages.append(Message(RecordDict({**records, CONFIG: mine}), node, MessageType.TRAIN))
+            mine.update(words_of(request))
+            content = {ARRAYS if name == WEIGHTS else name: records[name] for name in request.vectors}
+            kind = MessageType.EVALUATE if phase == "evaluate" else MessageType.TRAIN
+            messages.append(Message(RecordDict({**content, CONFIG: mine}), node, kind))
+        if phase != "evaluate":
+            self.asked = set(nodes)
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The server step with the usable replies; refused ones are logged and counted."""
+        self._accept(server_round, replies)
+        done = self.aggregator.finish()
+        for line in done.lines():
+            LOG.warning("round %d: node %s", server_round, line)
+        return to_record(self.aggregator.weights()), MetricRecord({**self.aggregator.counts()})
+
+    def _accept(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Hands replies to the aggregator, and whose cannot be used."""
         waiting = set(self.asked)
         for message in replies:
             node = self.nodes.sender(message)
@@ -127,10 +159,6 @@ class AlgorithmStrategy(Strategy):
             self.aggregator.accept(str(node), reply)
         for node in sorted(waiting):
             self.aggregator.refuse(str(node), "it did not reply in time")
-        done = self.aggregator.finish()
-        for line in done.lines():
-            LOG.warning("round %d: node %s", server_round, line)
-        return to_record(self.aggregator.weights()), MetricRecord({**self.aggregator.counts()})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -138,8 +166,7 @@ class AlgorithmStrategy(Strategy):
         """The model to every node, in rounds that are evaluated."""
         if server_round % self.eval_every:
             return []
-        records = RecordDict({ARRAYS: self._outgoing(), CONFIG: self._config(config, server_round)})
-        return [Message(records, node, MessageType.EVALUATE) for node in sorted(grid.get_node_ids())]
+        return self._asking(sorted(grid.get_node_ids()), server_round, config, "evaluate")
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average, STD, worst 30 % and more, over the scores of the nodes."""
@@ -171,7 +198,7 @@ class AlgorithmStrategy(Strategy):
         if initial_arrays is not None:
             given = to_arrays(initial_arrays)
             trained = {name: given[name] for name in self.layout.names if name in given}
-            self.aggregator.x = self.aggregator.form.vector(trained)[0]
+            self.aggregator.begin_from(self.aggregator.form.vector(trained)[0])
         keep_memory()
         run = (
             None
@@ -191,7 +218,7 @@ class AlgorithmStrategy(Strategy):
                 asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
                 found = self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
                 if found is not None:
-                    self.tracking.log(self.evaluations.history[-1:])
+                    self.tracking.log(self.evaluations.newest)
                     result.evaluate_metrics_clientapp[number] = found
                 if evaluate_fn is not None and (central := evaluate_fn(number, arrays)) is not None:
                     result.evaluate_metrics_serverapp[number] = central
@@ -224,6 +251,9 @@ class AlgorithmStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """A round of training."""
         asked = self.configure_train(number, arrays, config, grid)
+        if self.aggregator.phase == "gradient":
+            self._accept(number, self.nodes.replies(grid, asked, timeout))
+            asked = self._asking(sorted(map(int, self.aggregator.turn())), number, config)
         return self.aggregate_train(number, self.nodes.replies(grid, asked, timeout))
 
     def _config(self, config: ConfigRecord, server_round: int) -> ConfigRecord:
@@ -231,6 +261,7 @@ class AlgorithmStrategy(Strategy):
             "algorithm": self.algorithm.name,
             "sends": self.aggregator.sends,
             "seed": self.seed,
+            "training": self.aggregator.training,
             "round": server_round - 1,  # Fairwind counts from 0
             "server-round": server_round,
         }

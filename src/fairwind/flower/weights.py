@@ -6,9 +6,11 @@ from typing import Any
 from flwr.app import ArrayRecord, RecordDict
 
 from fairwind.aggregation import refuses
-from fairwind.contract import AnyAlgorithm
+from fairwind.algorithms import NEEDS
+from fairwind.contract import AnyAlgorithm, GradientAlgorithm
 from fairwind.engine.settings import Model
-from fairwind.exchange.message import MEASURED, RefusedError, Reply
+from fairwind.errors import InputError
+from fairwind.exchange.message import MEASURED, RefusedError, Reply, keeps
 from fairwind.flower.records import from_content, to_record
 from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.task import Task
@@ -37,6 +39,11 @@ class WeightsStrategy(AlgorithmStrategy):
     ):
         """As for `AlgorithmStrategy`; `lr` and `steps` are those of clients that do not tell them."""
         super().__init__(algorithm, model, **options)
+        if keeps(self.algorithm) or isinstance(self.algorithm, GradientAlgorithm):
+            raise InputError(
+                f"{self.algorithm.name} needs {NEEDS[type(self.algorithm)]}, and replies of weights have no "
+                "such vector: take AlgorithmStrategy and client_app"
+            )
         self.sent = self.aggregator.weights()
         if lr is None and not refuses(self.algorithm, lr=math.nan):
             lr = 1.0  # whatever it is

@@ -1,5 +1,7 @@
 """An algorithm's server as NVFLARE's aggregator: replies are added up as they come."""
 
+from collections.abc import Iterable
+
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
@@ -7,7 +9,7 @@ from fairwind.contract import AnyAlgorithm
 from fairwind.engine.checks import build
 from fairwind.engine.layout import Layout
 from fairwind.exchange.bounds import Bounds
-from fairwind.exchange.message import RefusedError, Sends
+from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Sends
 from fairwind.exchange.server import Aggregator
 from fairwind.nvflare.models import CLIENT, SAID, reply_of
 from fairwind.runs.recipe import build_algorithm
@@ -15,7 +17,10 @@ from fairwind.task import Task
 
 
 class AlgorithmAggregator(ModelAggregator):
-    """Any algorithm of one sum, for `FedAvg(aggregator=…)`; a workflow begins with its `model()`."""
+    """Any algorithm, for `FedAvg(aggregator=…)`; a workflow begins with its `model()`.
+
+    Where an algorithm's round begins with another phase (Mime), the workflow must ask for that one before.
+    """
 
     def __init__(
         self,
@@ -23,28 +28,36 @@ class AlgorithmAggregator(ModelAggregator):
         algorithm: str | AnyAlgorithm,
         *,
         seed: int = 0,
+        clients: int | None = None,
         bounds: Bounds | None = None,
         sends: Sends = "report",
     ):
-        """Of the task only the model is used. `fairwind.exchange` says what `bounds` and `sends` mean."""
+        """Of the task only the model is used, and how many clients it has, if several and not told.
+
+        `fairwind.exchange` says what `bounds` and `sends` mean.
+        """
         super().__init__()
         self.algorithm = build_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
         self.label = algorithm if isinstance(algorithm, str) else algorithm.name
         self.module, self.seed = build(task.model, seed), seed
         self.layout = Layout.of(self.module)
         x = self.layout.flatten(self.module)
-        self.server = Aggregator(self.algorithm, self.layout, x, bounds=bounds, sends=sends)
+        if clients is None and len(task.federation) > 1:
+            clients = len(task.federation)
+        self.server = Aggregator(self.algorithm, self.layout, x, clients=clients, bounds=bounds, sends=sends)
         self.asked: set[str] = set()  # clients of the round; who sends nothing is named
 
-    def model(self) -> FLModel:
-        """What clients are sent: the weights, the round, and what they may have forgotten."""
-        server = self.server
+    def model(self, phase: Phase | None = None, clients: Iterable[str] = ()) -> FLModel:
+        """What clients are sent, all the same: weights, round, and what they may have forgotten."""
+        server, asked = self.server, sorted(clients) or [""]
+        one = min(asked, key=server.kept.__contains__)  # it is sent more if it keeps nothing
+        request = server.requests([one], phase)[one]
         said: dict[str, object] = {"algorithm": self.label, "sends": server.sends, "seed": self.seed}
-        said["round"] = server.round
-        if server.round:  # all are told the same: the server holds each to what it said first
+        said |= {"round": request.round, "phase": request.phase, "training": request.training}
+        said["vectors"] = {name: each for name, each in request.vectors.items() if name != WEIGHTS}
+        said["kept"] = dict(server.kept)
+        if server.round:  # the server holds each to what it said first
             said["first-loss"] = server.first_loss("")
-        if (shared := server.shared()) is not None:
-            said["shared"] = shared
         meta = {SAID: said}
         return FLModel(ParamsType.FULL, server.weights(), current_round=server.round, meta=meta)
 

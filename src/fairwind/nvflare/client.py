@@ -13,7 +13,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fairwind import algorithms, setups
 from fairwind.errors import first_line
 from fairwind.exchange.client import LocalClient
-from fairwind.nvflare.models import SAID, as_model, failed
+from fairwind.exchange.kept import Kept, kept_file, load_kept, save_kept
+from fairwind.nvflare.models import SAID, as_model, failed, request_of
 from fairwind.runs.recipe import build_algorithm
 from fairwind.runs.references import is_reference, load_task
 from fairwind.task import Task
@@ -27,33 +28,33 @@ def find_task(text: str) -> Task:
 class AlgorithmExecutor(Executor):
     """The client's side of a training; the server's is `AlgorithmController`."""
 
-    def __init__(self, task: str, number: int, algorithm: str | None = None):
+    def __init__(self, task: str, number: int, algorithm: str | None = None, state: str | None = None):
         """`number` is which of all clients a site is; a task with the site's own data alone is enough.
 
-        The algorithm is what the server says, unless it is one of your own, by a reference.
+        The algorithm is what the server says, unless it is one of your own, by a reference. What the client
+        keeps between rounds is in a file in the folder `state`, or forgotten when the job's process ends.
         """
         super().__init__()
-        self.task, self.number, self.algorithm = task, number, algorithm
+        self.task, self.number, self.algorithm, self.state = task, number, algorithm, state
         self.clients: dict[tuple[Any, ...], LocalClient] = {}
-        self.first_loss: float | None = None
+        self.kept = Kept()
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
         """Trains, or evaluates the model received."""
         try:
-            model = FLModelUtils.from_shareable(shareable)
-            said = model.meta[SAID]
-            client = self._client(said)
+            model, site = FLModelUtils.from_shareable(shareable), fl_ctx.get_identity_name()
+            client = self._client(model.meta[SAID])
+            file = None if self.state is None else kept_file(self.state, self.number)
+            kept = self.kept if file is None else load_kept(file)
             if task_name == AppConstants.TASK_VALIDATION:
-                answer = as_model(client.evaluate(model.params))
+                answer = as_model(client.judge(request_of(model, site, "evaluate"), kept))
             else:
-                known = said.get("first-loss") if self.first_loss is None else self.first_loss
-                trained = client.train(
-                    model.params, int(said["round"]), first_loss=known, shared=said.get("shared")
-                )
-                self.first_loss = trained.first_loss
-                answer = as_model(trained.reply)
+                reply, self.kept = client.reply(request_of(model, site, "train"), kept)
+                if file is not None:
+                    save_kept(file, self.kept)
+                answer = as_model(reply)
         except Exception as error:  # whatever a user's model or data raise
             self.log_exception(fl_ctx, f"{task_name} failed: {first_line(error)}")
             answer = failed(first_line(error))

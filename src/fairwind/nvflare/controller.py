@@ -1,5 +1,6 @@
 """NVFLARE's FedAvg workflow around an algorithm's server."""
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class AlgorithmController(FedAvg):
         seed: int = 0,
         bounds: Bounds | dict[str, float] | None = None,
         sends: Sends = "report",
+        clients: int | None = None,
         clients_per_round: int | None = None,
         eval_every: int = 1,
         timeout: int = 0,
@@ -38,12 +40,13 @@ class AlgorithmController(FedAvg):
     ):
         """For a task by its spec or reference; only its model and scores are used at the server.
 
-        A round takes all clients, or some drawn by the seed, and waits `timeout` seconds for them, or until
-        all have replied. With `out`, checkpoints, results and the report page go into that directory, and a
-        training that was stopped there goes on.
+        `clients` is how many there are, for algorithms that count on it; if left out, the task's, if these
+        are several. A round takes all, or some drawn by the seed, and waits `timeout` seconds for them, or
+        until all have replied. With `out`, checkpoints, results and the report page go into that directory,
+        and a training that was stopped there goes on.
         """
-        numbers = num_rounds, seed, clients_per_round, eval_every, timeout
-        num_rounds, seed, clients_per_round, eval_every, timeout = python_numbers(numbers)
+        numbers = num_rounds, seed, clients, clients_per_round, eval_every, timeout
+        num_rounds, seed, clients, clients_per_round, eval_every, timeout = python_numbers(numbers)
         whole(1, num_rounds=num_rounds, eval_every=eval_every)
         super().__init__(
             num_clients=clients_per_round, num_rounds=num_rounds, persistor_id="", ignore_result_error=True
@@ -51,7 +54,7 @@ class AlgorithmController(FedAvg):
         # By these names, as JSON, a job is exported, and made anew at the server.
         self.task, self.algorithm, self.seed, self.sends = task, algorithm, seed, sends
         self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
-        self.clients_per_round, self.eval_every = clients_per_round, eval_every
+        self.clients, self.clients_per_round, self.eval_every = clients, clients_per_round, eval_every
         self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
 
     def run(self) -> None:
@@ -59,10 +62,12 @@ class AlgorithmController(FedAvg):
         task = find_task(self.task)
         bounds = Bounds(**self.bounds) if self.bounds else None
         self.aggregator = AlgorithmAggregator(
-            task, self.algorithm, seed=self.seed, bounds=bounds, sends=self.sends
+            task, self.algorithm, seed=self.seed, clients=self.clients, bounds=bounds, sends=self.sends
         )
         scores = scores_of(task, self.aggregator.module)
-        self.evaluations = Evaluations(scores, self.aggregator.label or "own", self.seed)
+        self.evaluations = Evaluations(
+            scores, self.aggregator.label or "own", self.seed, self.aggregator.algorithm
+        )
         trained = self.aggregator.server, self.evaluations
         owner = owner_of(*trained, task=task.name, clients_per_round=self.clients_per_round)
         self.kept = None if self.out is None else FederatedRun(Path(self.out), owner, *trained)
@@ -101,13 +106,28 @@ class AlgorithmController(FedAvg):
         self.aggregator.asked = set(names)
         return names
 
-    def send_model(self, *args: Any, **given: Any) -> None:
-        """As always, and no longer than the timeout."""
-        super().send_model(*args, timeout=self.timeout, **given)
+    def send_model(self, **given: Any) -> None:
+        """A round: all of its phases but the last are over when this returns. Each has the timeout."""
+        aggregator, targets = self.aggregator, given["targets"]
+        if aggregator.server.phase == "gradient":
+            first = self._phase(given, targets) | {"callback": aggregator.accept_model}
+            super().send_model(**first, timeout=self.timeout)
+            while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+                time.sleep(self._task_check_period)
+            targets = sorted(aggregator.server.turn())
+        if targets:  # to nobody would be to all
+            super().send_model(**self._phase(given, targets), timeout=self.timeout)
+
+    def _phase(self, given: dict[str, Any], targets: list[str]) -> dict[str, Any]:
+        """The same for the phase that the round is in."""
+        data, workflows = self.aggregator.model(clients=targets), given["data"]
+        data.start_round, data.total_rounds = workflows.start_round, workflows.total_rounds
+        return {**given, "targets": targets, "data": data}
 
     def _evaluate(self) -> None:
         task, judged = AppConstants.TASK_VALIDATION, {}
-        for reply in self.send_model_and_wait(task, self.aggregator.model(), timeout=self.timeout):
+        model = self.aggregator.model("evaluate", [client.name for client in self.engine.get_clients()])
+        for reply in self.send_model_and_wait(task, model, timeout=self.timeout):
             client = str(reply.meta[CLIENT])
             try:
                 judged[client] = check_judged(judged_of(reply), self.evaluations.scores)

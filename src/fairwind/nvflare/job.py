@@ -13,14 +13,23 @@ from fairwind.nvflare.controller import AlgorithmController
 
 
 def make_job(
-    task: str, algorithm: str = "adafedadam", *, sites: Sequence[str], name: str = "fairwind", **options: Any
+    task: str,
+    algorithm: str = "adafedadam",
+    *,
+    sites: Sequence[str],
+    name: str = "fairwind",
+    state: str | None = None,
+    **options: Any,
 ) -> FedJob:
-    """A job in which the sites are the task's clients, in their order; options are the controller's."""
+    """A job in which the sites are the task's clients, in their order; options are the controller's.
+
+    `state` is a folder at the sites, for what clients keep between rounds: then it outlasts the job.
+    """
     job = FedJob(name)
     job.set_app_packages(["fairwind"])  # it is installed, and not copied into the job
-    job.to_server(AlgorithmController(task, algorithm, **options))
+    job.to_server(AlgorithmController(task, algorithm, **{"clients": len(sites)} | options))
     for number, site in enumerate(sites):
-        job.to(AlgorithmExecutor(task, number), site)
+        job.to(AlgorithmExecutor(task, number, state=state), site)
     return job
 
 

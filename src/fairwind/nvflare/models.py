@@ -6,9 +6,10 @@ import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fairwind.exchange.evaluation import Judged
-from fairwind.exchange.message import RefusedError, Reply
+from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Reply, Request
 
-SAID, NUMBERS, FAILED = "fairwind", "fairwind-numbers", "fairwind-failed"  # names in a model's meta
+# Names in a model's meta
+SAID, NUMBERS, SECOND, FAILED = "fairwind", "fairwind-numbers", "fairwind-second", "fairwind-failed"
 CLIENT = "client_name"  # there NVFLARE's controllers say whose a result is, whatever the client says
 
 
@@ -18,8 +19,12 @@ def as_model(reply: Reply | Judged) -> FLModel:
     Updates are what was received less what was trained: NVFLARE's differences with the other sign.
     """
     if isinstance(reply, Judged):
-        return FLModel(metrics=reply._asdict())
-    return FLModel(params_type=ParamsType.DIFF, params=reply.arrays, meta={NUMBERS: reply.numbers})
+        further = None if reply.further is None else reply.further._asdict()
+        return FLModel(metrics={**reply._asdict(), "further": further})
+    meta: dict[str, Any] = {NUMBERS: reply.numbers}
+    if reply.second is not None:
+        meta[SECOND] = reply.second
+    return FLModel(params_type=ParamsType.DIFF, params=reply.arrays, meta=meta)
 
 
 def failed(why: str) -> FLModel:
@@ -31,17 +36,37 @@ def reply_of(model: FLModel) -> Reply:
     """The reply in a model; whatever is wrong with it is refused, here or by the checks that follow."""
     if FAILED in model.meta:
         raise RefusedError(f"it failed: {str(model.meta[FAILED])[:200]!r}")
-    arrays, numbers = model.params, model.meta.get(NUMBERS)
+    arrays, numbers, second = model.params, model.meta.get(NUMBERS), model.meta.get(SECOND)
     if not isinstance(arrays, dict) or not isinstance(numbers, dict):
         raise RefusedError(f"it has no {NUMBERS!r} in its meta: send what fairwind.nvflare.as_model gives")
-    return Reply(arrays, numbers)
+    if second is not None and not isinstance(second, dict):
+        raise RefusedError(f"its {SECOND!r} is no dict of arrays but a {type(second).__name__}")
+    return Reply(arrays, numbers, second)
+
+
+def request_of(model: FLModel, site: str, phase: Phase) -> Request:
+    """What a site is asked; `phase` is that of its task, unless the server says more."""
+    said = model.meta[SAID]
+    return Request(
+        said.get("phase", phase),
+        int(said["round"]),
+        str(said.get("training", "")),
+        {WEIGHTS: model.params, **said.get("vectors", {})},
+        said.get("first-loss"),
+        said.get("kept", {}).get(site),
+    )
 
 
 def judged_of(model: FLModel) -> Judged:
     """The evaluation in a model."""
     said: Any = model.metrics
     try:
-        scores = {str(name): float(value) for name, value in said["scores"].items()}
-        return Judged(int(said["size"]), int(said["train_size"]), float(said["loss"]), scores)
+        judged, further = _judged(said), said.get("further")
+        return judged if further is None else judged._replace(further=_judged(further))
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
         raise RefusedError("its evaluation cannot be read") from None
+
+
+def _judged(said: Any) -> Judged:
+    scores = {str(name): float(value) for name, value in said["scores"].items()}
+    return Judged(int(said["size"]), int(said["train_size"]), float(said["loss"]), scores)

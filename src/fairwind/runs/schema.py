@@ -213,6 +213,7 @@ class FederatedConfig(TypedDict):
     sends: str
     bounds: dict[str, str]
     clients_per_round: int | None
+    clients: NotRequired[int]
     privacy: NotRequired[PrivacyConfig]
 
 

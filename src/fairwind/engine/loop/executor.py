@@ -100,24 +100,28 @@ class Loop:
             tallies[r].add(clients, report)
         finish(outcome(tallies, more))
 
-    def updates(self, x: Tensor, loss0: Tensor, shared: Shared) -> Iterator[ClientUpdates]:
-        for r, clients, report in self._trained(x, loss0, shared, {}):
+    def gradients(self, x: Tensor) -> dict[int, Tensor]:
+        with self.workers.states[0].model.own_generators():
+            return self._gradients(x, [self.layout.parts(each) for each in x], self._jobs())[1]
+
+    def updates(
+        self, x: Tensor, loss0: Tensor, shared: Shared, gradients: dict[int, Tensor]
+    ) -> Iterator[ClientUpdates]:
+        for r, clients, report in self._trained(x, loss0, shared, gradients):
             client = torch.tensor([each.client for each in clients], device=x.device)
             yield ClientUpdates(r, client, report, torch.stack([each.update for each in clients]))
 
     def _trained(
         self, x: Tensor, loss0: Tensor, shared: Shared, more: dict[int, Tensor]
     ) -> Iterator[tuple[int, list[ClientResult], Report]]:
-        """A few clients of a run at a time, with their reports (n,); `more` is given the mean gradients."""
-        jobs = [
-            Job(r, entry, client)
-            for r, run in enumerate(self.runs)
-            for entry, client in enumerate(self.schedules[run.seed].plan.client.tolist())
-        ]
-        models = [self.layout.parts(each) for each in x]
+        """A few clients of a run at a time, with their reports (n,).
+
+        `more` is given the mean gradients that it does not have.
+        """
+        jobs, models = self._jobs(), [self.layout.parts(each) for each in x]
         with self.workers.states[0].model.own_generators():
             probes, gradients = self._gradients(x, models, jobs)
-            more |= gradients
+            more |= gradients | more
 
             @torch.enable_grad()
             def train(job: Job, learner: Learner) -> ClientResult:
@@ -132,6 +136,13 @@ class Loop:
                 while some := list(islice(of_run, self.together)):
                     entries, clients = [job.entry for job, _ in some], [trained for _, trained in some]
                     yield r, clients, measured(clients, self._report(r, entries, loss0))
+
+    def _jobs(self) -> list[Job]:
+        return [
+            Job(r, entry, client)
+            for r, run in enumerate(self.runs)
+            for entry, client in enumerate(self.schedules[run.seed].plan.client.tolist())
+        ]
 
     def _report(self, r: int, entries: list[int], loss0: Tensor) -> Report:
         """The reports of a run's clients, without what they measured."""

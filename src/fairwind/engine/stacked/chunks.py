@@ -181,6 +181,14 @@ class Cutter:
         self.steps = int(steps.sum())
         return self.steps
 
+    def clients(self, r: int) -> tuple[Tensor, Tensor]:
+        """The clients of a run (n,) in the round, and which of them this rank has."""
+        assert self.plan is not None
+        first, count = int(self.run_seed[r]) * self.planner.participants, self.planner.participants
+        mine = torch.zeros(count, dtype=torch.bool)
+        mine[self.row_entry[self.row_run == r] - first] = True
+        return self.plan.client[first : first + count], mine
+
     def rows(self, kind: Kind) -> Tensor:
         """The rows for a purpose, sorted so that rows of the same chunk are adjacent."""
         asking = [trains(run, kind) if kind in PASSES else run.algorithm.probe == kind for run in self.runs]

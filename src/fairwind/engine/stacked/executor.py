@@ -123,19 +123,32 @@ class Stacked:
         return None
 
     @torch.no_grad()
-    def updates(self, x: Tensor, loss0: Tensor, shared: Shared) -> Iterator[ClientUpdates]:
+    def gradients(self, x: Tensor) -> dict[int, Tensor]:
+        layout = self.model.layout
+        return self._probes(x, layout.as_matrices(layout.parts(x)))[1]
+
+    @torch.no_grad()
+    def updates(
+        self, x: Tensor, loss0: Tensor, shared: Shared, gradients: dict[int, Tensor]
+    ) -> Iterator[ClientUpdates]:
         layout = self.model.layout
         models = layout.as_matrices(layout.parts(x))
-        probed, more = self._probes(x, models)
-        local = self.locals["training"]
-        modifications = local.modifications(layout, x, shared, more)
-        train = partial(self._train, local, modifications, models, probed, loss0)
-        for chunk, (report, delta) in self._chunked("training", train):
-            flat = layout.from_matrices(delta)
-            for r in chunk.runs:
-                mine = (chunk.row_run == r).nonzero()[:, 0]
-                own = Report(*(field[mine] for field in report))
-                yield ClientUpdates(r, chunk.clients(mine), own, flat[mine])
+        probed, measured = self._probes(x, models)
+        gradients |= measured | gradients
+        for way, local in self.locals.items():
+            modifications = local.modifications(layout, x, shared, gradients)
+            if way == "personal":
+                keep = partial(self._personal, local, modifications, models)
+                for _, trained in self._chunked(way, keep):
+                    self.extras.remember(local, trained)
+                continue
+            train = partial(self._train, local, modifications, models, probed, loss0)
+            for chunk, (report, delta) in self._chunked(way, train):
+                flat = layout.from_matrices(delta)
+                for r in chunk.runs:
+                    mine = (chunk.row_run == r).nonzero()[:, 0]
+                    own = Report(*(field[mine] for field in report))
+                    yield ClientUpdates(r, chunk.clients(mine), own, flat[mine])
 
     @torch.no_grad()
     def _sums(self, x: Tensor, loss0: Tensor, shared: Shared) -> RoundSums:
@@ -149,8 +162,7 @@ class Stacked:
             local: Locals, modifications: Modifications, chunk: Chunk, workspaces: Workspaces
         ) -> Trained:
             if local.way == "personal":
-                rows = self._work(chunk, workspaces["personal"], models, modifications, local)
-                return self.extras.keep_models(chunk, layout.as_matrices(rows.weights))
+                return self._personal(local, modifications, models, chunk, workspaces)
             given = local, modifications, models, probed, loss0, chunk, workspaces
             report, delta = self._train(*given)
             waits = self.plan.graphs.value == "none"
@@ -169,6 +181,9 @@ class Stacked:
                 for r, each in trained.held.items():
                     held[r].add(*each)
                 self.extras.remember(local, trained)
+        if self.ranks.world > 1:
+            for r in sorted({*self.extras.memories.values, *held}):
+                self.extras.share(r, *self.cutter.clients(r), models, more, held, self.ranks)
         return over_ranks(totals.outcome(layout, more, held), self.runs, self.ranks)
 
     def _probes(self, x: Tensor, models: list[Tensor]) -> tuple[tuple[Tensor, Tensor], dict[int, Tensor]]:
@@ -181,7 +196,19 @@ class Stacked:
                 loss[chunk.rows], grad_norm[chunk.rows] = measured[:2]
                 for r, found in measured[2].items():
                     gradients[r].add(*found)
-        return (loss, grad_norm), {r: gradient.mean() for r, gradient in gradients.items()}
+        return (loss, grad_norm), {r: each.mean(self.ranks) for r, each in gradients.items()}
+
+    def _personal(
+        self,
+        local: Locals,
+        modifications: Modifications,
+        models: list[Tensor],
+        chunk: Chunk,
+        workspaces: Workspaces,
+    ) -> Trained:
+        """The rows' personal models."""
+        rows = self._work(chunk, workspaces["personal"], models, modifications, local)
+        return self.extras.keep_models(chunk, self.model.layout.as_matrices(rows.weights))
 
     def _train(
         self,
