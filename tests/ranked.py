@@ -27,6 +27,11 @@ CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
     ),
     "some steps": (["fednova", "adafedadam"], [0, 1], {"solver": SOLVERS["steps"]}),
     "a client left out": (EVERY, [0], {"model": Spoilt}),
+    "stopped early on validation samples": (
+        ["fedavg", "adafedadam"],
+        [0, 1],
+        {"eval_every": 1, "patience": 1},
+    ),
     "more ranks than rows": (["adafedadam"], [0], {"clients_per_round": 1}),
     "more ranks than rows, without probes": (["fednova"], [0], {"clients_per_round": 1}),
     "more ranks than rows, with more than sums": (["mime", "scaffold"], [0], {"clients_per_round": 1}),
@@ -37,6 +42,8 @@ CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
 def build(case: str) -> Simulation:
     names, seeds, options = CASES[case]
     federation = make_federation([1, 2, 3, 17, 45, 8, 1, 26])  # some have no sample to test
+    if case == "stopped early on validation samples":
+        federation = federation.with_validation(0.2)
     if case == "a client left out":
         as_tensor(federation.inputs)[:1] += 1000
     return simulation(federation, names, seeds, **options)
@@ -49,7 +56,8 @@ def outcome(case: str) -> dict[str, Any]:
     sim.run()
     states = [tuple(value.cpu() for value in state) for state in sim.states]
     counts = {"left_out": sim.left_out.tolist(), "stalled": sim.stalled.tolist(), "steps": sim.client_steps}
-    found = {"first": first, "x": sim.x.cpu(), "states": states, "counts": counts, "history": sim.history}
+    lines = sim.history + sim.final().lines
+    found = {"first": first, "x": sim.x.cpu(), "states": states, "counts": counts, "history": lines}
     return found | {"kept": {r: kept.cpu() for r, kept in sim.memories.values.items()}}
 
 

@@ -39,6 +39,7 @@ ENGINE = (
     ("tuning",),
     ("workers", "ranks", "layout", "solver", "checkpoint", "modules"),
     ("settings", "backends.cache", "backends.native", "backends.graphs"),
+    ("stopping",),
     ("machine",),
     ("losses", "augmentation", "plan", "round_updates"),
     ("plain", "schedule", "executor"),

@@ -95,7 +95,8 @@ def compare(
 
     `algorithms` are specs such as "adafedadam:alpha=2", or a dict of your own algorithms by name. `rounds`
     and `solver` default to the task's; `fairwind.Settings` documents the other options. Training stops early
-    once every run's average has reached `target`.
+    once every run's average has reached `target`, or none has improved for `patience` evaluations. History
+    and stopping are of validation samples, if the federation has any; results are of test samples.
 
     With `out`, everything is written into that directory: history, results, trained models, and a checkpoint
     every `checkpoint_every` seconds. The same call resumes an interrupted comparison, with results identical

@@ -39,8 +39,8 @@ class Result:
     loss: Tensor  #: (K,) Each client's mean test loss.
     scores: dict[str, Tensor]  #: (K,) Every score by name.
     rounds: list[int]  #: The evaluated rounds.
-    curve: Tensor  #: (evaluated rounds, K) Each client's score.
-    history: list[HistoryLine]  #: The metrics after each evaluated round.
+    curve: Tensor  #: (evaluated rounds, K) Each client's score; on validation samples, if there are any.
+    history: list[HistoryLine]  #: The metrics after each evaluated round, likewise.
     state_dict: dict[str, Tensor]  #: Of the trained model.
     left_out: int  #: Contributions left out because a number was not finite.
     stalled_rounds: int  #: Rounds in which the model stayed because no client was usable.
@@ -207,27 +207,27 @@ class Comparison:
 def of_simulation(simulation: Simulation, results: Results, path: Path | None) -> Comparison:
     """The comparison of a simulation."""
     names = [score.name for score in simulation.scores]
-    curves = simulation.curves.tensor()
+    curves, final = simulation.curves.tensor(), simulation.final()
     runs = []
     for r, run in enumerate(simulation.views):
-        history = simulation.history[r :: len(simulation.views)]
-        scores = [simulation.score[r], *(values[r] for values in simulation.other_scores)]
+        line = final.lines[r]
+        scores = [final.score[r], *(values[r] for values in final.other_scores)]
         runs.append(
             Result(
                 algorithm=run.label,
                 seed=run.seed,
-                metrics=final_metrics(history[-1]),
-                score=simulation.score[r],
-                loss=simulation.loss[r],
+                metrics=final_metrics(line),
+                score=final.score[r],
+                loss=final.loss[r],
                 scores=dict(zip(names, scores, strict=True)),
                 rounds=list(simulation.curves.rounds),
                 curve=curves[:, r],
-                history=history,
+                history=simulation.history[r :: len(simulation.views)],
                 state_dict={k: v.cpu() for k, v in simulation.state_dict(r).items()},
                 left_out=int(simulation.left_out[run.run]),
                 stalled_rounds=int(simulation.stalled[run.run]),
-                groups=history[-1].get("groups", {}),
-                worst_group=history[-1].get("worst_group"),
+                groups=line.get("groups", {}),
+                worst_group=line.get("worst_group"),
             )
         )
     federation = simulation.federation

@@ -5,7 +5,7 @@ import torch
 
 from conftest import make_federation
 from fairwind import Federation, InputError
-from fairwind.data.federation import Part
+from fairwind.runs.schema import Part
 
 SIZES = [30, 12, 60, 25, 18, 40, 90, 15]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")

@@ -8,7 +8,7 @@ from datasets import Dataset
 
 import fairwind as fw
 from fairwind import Federation, InputError
-from fairwind.data.federation import Part
+from fairwind.runs.schema import Part
 
 SIZES = (1, 2, 5, 10, 23, 100)
 CLIENTS = [

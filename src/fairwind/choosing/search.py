@@ -290,7 +290,8 @@ def _stacks(asked: Search, settings: list[tuple[str, float]]) -> list[Stack]:
 
 def _stack(asked: Search, lr: float, specs: tuple[str, ...]) -> Stack:
     given = asked.recipe.settings
-    settings = replace(given, solver=replace(given.solver, lr=lr), eval_every=asked.rounds + 1, target=None)
+    solver = replace(given.solver, lr=lr)
+    settings = replace(given, solver=solver, eval_every=asked.rounds + 1, target=None, patience=None)
     recipe = replace(asked.recipe, algorithms=specs, settings=settings)
     return Stack(lr, specs, recipe.build(asked.task))
 

@@ -262,7 +262,7 @@ def _identity(asked: Search) -> dict[str, Any]:
     """What a search that goes on must have in common with the one that was begun."""
     simulation = replace(asked.recipe, algorithms=("fedavg",)).build(asked.task)
     known = asked.recipe.with_digests(asked.task, simulation).to_json()
-    decide = {name: known["settings"][name] for name in names_of("numbers") if name != "target"}
+    decide = {n: known["settings"][n] for n in names_of("numbers") if n not in ("target", "patience")}
     return {
         "task": known["setup"],
         "data": asked.task.federation.digest(),

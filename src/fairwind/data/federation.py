@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from fairwind.data.partition import drawn_split, drawn_validation
 from fairwind.data.samples import Samples, class_count, hash_into, kind, mapped, named, take, tensors
 from fairwind.data.table import read_dataset, read_frame, read_partitions
 from fairwind.errors import InputError, python_numbers, whole
-from fairwind.runs.schema import FederationFacts, Origin
-
-Part = Literal["train", "validation", "test"]
+from fairwind.runs.schema import FederationFacts, Origin, Part
 
 
 @dataclass(frozen=True, repr=False)

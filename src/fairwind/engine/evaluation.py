@@ -8,12 +8,13 @@ from torch import Tensor
 
 from fairwind.contract import CohortAlgorithm, PersonalAlgorithm
 from fairwind.data.counter import segments
-from fairwind.data.federation import Federation, Part
+from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import Loss
 from fairwind.engine.memory import Memories
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.stacked.chunks import chunks
+from fairwind.runs.schema import HistoryLine, Part
 from fairwind.scores import Score, segment_sums
 
 Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client after client
@@ -196,6 +197,15 @@ def judge_views(
             rows[view.label, view.seed] = list(own)
     in_order = [rows[view.label, view.seed] for view in views]
     return tuple(torch.stack(each).cpu() for each in zip(*in_order, strict=True))
+
+
+class Evaluation(NamedTuple):
+    """How each view's model does on a part of the samples."""
+
+    lines: list[HistoryLine]  # metrics over the clients
+    loss: Tensor  # (views, K) of each client
+    score: Tensor  # likewise, of the main score
+    other_scores: list[Tensor]
 
 
 MAX_CURVE_BYTES = 1 << 28

@@ -44,9 +44,13 @@ class Settings:
     probe_samples: int | None = None
     """Samples on which clients measure loss and gradient before training (all if not given)."""
     eval_every: int = field(default=10, metadata=HISTORY)
-    """Rounds between evaluations of all clients on their test samples."""
+    """Rounds between evaluations of all clients, on their validation samples, or test samples if there are
+    none."""
     target: float | None = None
     """Stop early once the average of every run has reached this, in percent if the score is accuracy."""
+    patience: int | None = None
+    """Stop early once no run's average has improved for so many evaluations; the trained models are the last
+    ones, not the best."""
     engine: Engine = field(default="auto", metadata=MACHINE)
     """stacked trains all clients of all runs at once, loop one after another; auto takes the faster of those
     that can train the model."""
@@ -90,6 +94,8 @@ class Settings:
             in_range(0, LARGEST, memory=self.memory)
         if self.target is not None:
             in_range(-math.inf, math.inf, target=self.target)
+        if self.patience is not None:
+            whole(1, patience=self.patience)
         if self.workers is not None:
             whole(1, workers=self.workers)
         for name, value, known in (
@@ -119,6 +125,7 @@ class Options(TypedDict, total=False):
     probe_samples: int | None
     eval_every: int
     target: float | None
+    patience: int | None
     engine: Engine
     device: str | torch.device
     compile: Switch

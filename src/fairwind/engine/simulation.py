@@ -13,7 +13,15 @@ from fairwind.data.federation import Federation
 from fairwind.engine.builder import build_engine
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.checks import build, check_runs, check_shapes, check_shared
-from fairwind.engine.evaluation import Curves, averaged, judge_views, split, training_losses, views_of
+from fairwind.engine.evaluation import (
+    Curves,
+    Evaluation,
+    averaged,
+    judge_views,
+    split,
+    training_losses,
+    views_of,
+)
 from fairwind.engine.executor import RoundSums, Run
 from fairwind.engine.local import local_part
 from fairwind.engine.losses.loss import cross_entropy
@@ -21,9 +29,10 @@ from fairwind.engine.machine import matmul_precision
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.settings import Model, Settings
+from fairwind.engine.stopping import Stopping
 from fairwind.errors import InputError
 from fairwind.metrics import history_line, model_metrics
-from fairwind.runs.schema import HistoryLine
+from fairwind.runs.schema import HistoryLine, Part
 
 
 class Simulation:
@@ -74,20 +83,21 @@ class Simulation:
         self.loss0 = torch.full(shape, torch.nan, dtype=torch.float64, device=self.x.device)
         self.left_out, self.stalled = torch.zeros(2, shape[0], dtype=torch.int64, device=self.x.device)
         self.lowest = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=self.x.device)
-        self.test = split(self.federation, "test")
+        self.watched: Part = "validation" if self.federation.validation.any() else "test"
         self.views = views_of(self.runs)
         self.round = 0
         self.client_steps = 0
         self.seconds = 0.0
         self.history: list[HistoryLine] = []
         self.curves = Curves()
+        self.stopping = Stopping(self.settings, self.scores[0].sign, self.history, len(self.views))
         found = torch.full((1 + len(self.scores), len(self.views), clients), torch.nan, dtype=torch.float64)
-        self.loss, self.score, *self.other_scores = (
-            found  # (views, K) each: test losses, main score, other scores
-        )
+        # (views, K) each, of the watched part: losses, main score, other scores
+        self.loss, self.score, *self.other_scores = found
+        self._final: tuple[int, Evaluation] | None = None  # and the round that it is of
 
     def start(self) -> None:
-        """Evaluates the initial models: every client's F_k(x⁰), and its test scores."""
+        """Evaluates the initial models: every client's F_k(x⁰), and its scores."""
         asking = [r for r, run in enumerate(self.runs) if run.algorithm.probe != "none"]
         first: dict[int, int] = {}  # by seed, the run whose model is measured for all of that seed
         for r in asking:
@@ -103,15 +113,7 @@ class Simulation:
 
     @property
     def done(self) -> bool:
-        return self.round >= self.settings.rounds or self._reached()
-
-    def _reached(self) -> bool:
-        """Whether every run's average was at the target when it was last evaluated."""
-        target, sign = self.settings.target, self.scores[0].sign
-        newest = self.history[-len(self.views) :]
-        if target is None or not newest:
-            return False
-        return all(line["avg"] is not None and sign * line["avg"] >= sign * target for line in newest)
+        return self.round >= self.settings.rounds or bool(self.stopping.why)
 
     def step(self) -> None:
         """One round of every run, and an evaluation if one is due; calls `start` before the first."""
@@ -166,7 +168,10 @@ class Simulation:
         every: float = 30,
         after_round: Callable[[], None] | None = None,
     ) -> None:
-        """Trains the remaining rounds; `save` is called every so many seconds, and at the end."""
+        """Trains the remaining rounds, then reads the test samples.
+
+        `save` is called every so many seconds, and after the last round.
+        """
         saved = time.monotonic()
         while not self.done:
             self.step()
@@ -175,26 +180,47 @@ class Simulation:
             if save is not None and (self.done or time.monotonic() - saved >= every):
                 save()
                 saved = time.monotonic()
+        self.final()  # here, because it is work that ranks share
 
     def evaluate(self) -> None:
-        """Every client's test loss and scores now, added to the history."""
+        """Every client's loss and scores now, of the watched part, added to the history."""
         self._check_losses(self.lowest[:, None])
+        now = self._judged(self.watched)
+        self.loss, self.score, self.other_scores = now.loss, now.score, now.other_scores
+        self.curves.add(self.round, self.score)
+        self.history += now.lines
+        self.stopping.add(now.lines)
+
+    def final(self) -> Evaluation:
+        """The results, of test samples: the newest evaluation, unless that was of validation samples."""
+        if self.watched == "test":
+            newest = self.history[-len(self.views) :]
+            return Evaluation(newest, self.loss, self.score, self.other_scores)
+        if self._final is None or self._final[0] != self.round:
+            self._final = self.round, self._judged("test")
+        return self._final[1]
+
+    @torch.no_grad()
+    def _judged(self, part: Part) -> Evaluation:
+        """How the models do now on a part of the samples."""
         trained = self.views, self.runs, self.x, self.states, self.memories
+        sizes, pick = split(self.federation, part)
         with matmul_precision(self.settings.precision, self.x.device):
             scorers = self.engine.scorer, self.stacked or self.plain
-            judged = judge_views(*trained, scorers, self.federation, *self.test, self.ranks)
-        self.loss, self.score, *self.other_scores = judged
-        self.curves.add(self.round, self.score)
+            judged = judge_views(*trained, scorers, self.federation, sizes, pick, self.ranks)
+        loss, score, *other_scores = judged
+        lines = []
         for i, view in enumerate(self.views):
             # Scalars of the server's state; before the first round they have no meaning.
             state = self.states[view.run]._asdict() if self.round else {}
             scalars = {k: float(v) for k, v in state.items() if v.ndim == 0}
-            test, groups = self.federation.test, self.federation.groups
             metrics = {
-                score.name: model_metrics(values[i], self.loss[i], test, score.kind, groups)
-                for score, values in zip(self.scores, (self.score, *self.other_scores), strict=True)
+                each.name: model_metrics(values[i], loss[i], sizes, each.kind, self.federation.groups)
+                for each, values in zip(self.scores, judged[1:], strict=True)
             }
-            self.history.append(history_line(view.label, view.seed, self.round, metrics, scalars))
+            line = history_line(view.label, view.seed, self.round, metrics, scalars)
+            lines.append(line if part == "test" else {**line, "part": part})
+        return Evaluation(lines, loss, score, other_scores)
 
     def _check_losses(self, losses: Tensor) -> None:
         """Refuses negative losses (R, K) if an algorithm cannot use them."""
@@ -268,4 +294,6 @@ class Simulation:
         self.curves = Curves(checkpoint.record["evaluated"], checkpoint.tensors["curves"])
         self.round = checkpoint.round
         self.history = list(checkpoint.record["history"])
+        self.stopping = Stopping(self.settings, self.scores[0].sign, self.history, len(self.views))
+        self._final = None
         self.client_steps, self.seconds = checkpoint.record["client_steps"], checkpoint.record["seconds"]

@@ -13,6 +13,7 @@ from fairwind.report.record import Record, thin
 from fairwind.report.spread import client_means, shown_clients, tested_clients
 from fairwind.report.table import count, display_name
 from fairwind.report.theme import DASHES, colour, styles
+from fairwind.runs.schema import Part
 
 MAX_VALUES = 400_000  # of all curves together, two bytes each: about 1 MB of the page
 FEWEST_ROUNDS = 15
@@ -37,6 +38,7 @@ class ClientsData(TypedDict):
     groups: list[str]
     train: list[int]
     test: list[int]
+    part: Part  # which samples these and the scores are of
     score: list[list[float | None]]  # (algorithms, K)
     curves: Curves | None
 
@@ -49,6 +51,7 @@ def clients_data(record: Record) -> ClientsData:
         "groups": [printable(group) for group in record.groups],
         "train": record.train_size.tolist(),
         "test": record.test_size.tolist(),
+        "part": record.part,
         "score": [[_number(value) for value in row] for row in means],
         "curves": _curves(record),
     }
@@ -100,7 +103,7 @@ def clients_section(record: Record) -> str:
             f" Of {tested:,} clients {shown} have a column, evenly spaced from the worst-off to the best-off."
         )
     columns = [("n", "client"), *([("g", "group")] if record.groups else [])]
-    columns += [("r", "training samples"), ("t", "test samples")]
+    columns += [("r", "training samples"), ("t", f"{record.part} samples")]
     columns += [(f"a{i}", display_name(label)) for i, label in enumerate(record.labels)]
     head = "".join(
         f'<th scope="col" data-column="{key}"><button type="button">{escaped(name)}</button></th>'
@@ -151,7 +154,10 @@ def client_chart(record: Record) -> alt.Chart:
                 "round:Q", title="round", axis=alt.Axis(grid=False, tickCount=6), scale=alt.Scale(nice=False)
             ),
             y=alt.Y(
-                "score:Q", title=record.judged.axis, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5)
+                "score:Q",
+                title=f"{record.judged.axis}{record.of_curves}",
+                scale=alt.Scale(zero=False),
+                axis=alt.Axis(tickCount=5),
             ),
             color=colour(record, None),
             strokeDash=alt.StrokeDash(

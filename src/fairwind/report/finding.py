@@ -134,7 +134,7 @@ def floor_of(record: Record) -> Floor | None:
     untrained = [line["avg"] for line in record.history if line["round"] == 0]
     defined = [value for value in untrained if value is not None]
     if defined and len(defined) == len(untrained):
-        return Floor(sum(defined) / len(defined), "before training")
+        return Floor(sum(defined) / len(defined), f"before training{record.of_curves}")
     return None
 
 

@@ -20,7 +20,7 @@ from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Evaluations
 from fairwind.exchange.evaluation import Record as EvaluationsRecord
 from fairwind.report.page import INTERIM, figures, page
-from fairwind.report.record import RecipeFacts, Record, read_curves
+from fairwind.report.record import TESTED, RecipeFacts, Record, read_curves
 from fairwind.runs.directory import FEDERATED, RunDirectory
 from fairwind.runs.files import HISTORY, RECIPE, RESULTS, is_held, is_sealed, read_json, write_atomic
 from fairwind.runs.folder import CHECKPOINTS
@@ -92,6 +92,7 @@ def read_interim(directory: Path) -> Record:
         "command": recipe.command(),
         "config": config_of(recipe, recipe.settings),
         "scores": run.content.get("scores") or [_score(name) for name in recipe.judged_by[1:]],
+        "parts": run.content.get("parts", TESTED),
         "environment": run.made_with,
         "federation": run.content.get("federation") or FederationName(name=recipe.setup),
         "data": recipe.data,

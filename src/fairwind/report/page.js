@@ -203,7 +203,7 @@ function sorted() {
 
 function clientRows() {
   const c = page.clients, grouped = c.groups.length > 0;
-  const head = ["client", ...(grouped ? ["group"] : []), "training samples", "test samples", ...page.names];
+  const head = ["client", ...(grouped ? ["group"] : []), "training samples", `${c.part} samples`, ...page.names];
   return [head, ...sorted().map((k) => [c.names[k], ...(grouped ? [c.groups[k]] : []), c.train[k], c.test[k], ...c.score.map((row) => row[k])])];
 }
 
@@ -264,8 +264,8 @@ async function open(k) {
   const c = page.clients, dialog = find("#client"), rows = curveRows(k);
   find("h2", dialog).textContent = `Client ${c.names[k]}`;
   const group = c.groups.length ? `group ${c.groups[k]}; ` : "", test = c.test[k];
-  const coarse = page.percent && test ? ` One test sample is ${number(100 / test, 3)} points.` : "";
-  find(".about", dialog).textContent = `${group}${c.train[k].toLocaleString("en")} training samples, ${test.toLocaleString("en")} test samples.${coarse}`;
+  const coarse = page.percent && test ? ` One ${c.part} sample is ${number(100 / test, 3)} points.` : "";
+  find(".about", dialog).textContent = `${group}${c.train[k].toLocaleString("en")} training samples, ${test.toLocaleString("en")} ${c.part} samples.${coarse}`;
   find("tbody", dialog).replaceChildren(...page.names.map((name, i) => {
     const row = element("tr"), head = element("th", name, { scope: "row" });
     const key = all(".key").find((each) => each.dataset.name === name);

@@ -67,8 +67,12 @@ def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
 def figures(record: Record, runs: Paired | None = None) -> dict[str, Spec]:
     """The Vega-Lite specs of the report by name, without colours (see `theme`)."""
     drawn: dict[str, alt.Chart | alt.LayerChart | None] = {
-        "average": charts.curves(record, "avg", f"Average over clients: {record.judged.axis}"),
-        "worst30": charts.curves(record, "worst30", f"The worst-off 30 % of clients: {record.judged.axis}"),
+        "average": charts.curves(
+            record, "avg", f"Average over clients{record.of_curves}: {record.judged.axis}"
+        ),
+        "worst30": charts.curves(
+            record, "worst30", f"The worst-off 30 % of clients{record.of_curves}: {record.judged.axis}"
+        ),
     }
     if record.names:
         drawn |= {
@@ -147,7 +151,7 @@ def _summary(record: Record, runs: Paired) -> str:
     score = judged(results)
     unit = ", in percent" if score.kind == "accuracy" else ", lower is better" if score.sign < 0 else ""
     return (
-        f"<p>{escaped(score.title)} on the clients’ own test data after the last "
+        f"<p>{escaped(score.title)} on the clients’ own {record.part} data after the last "
         f"round{unit}. {reading(results)} {escaped(how_sure(record))}</p>"
         f"{measures_table(results, shown[:7], ahead=ahead)}{_further(results)}"
         "<details><summary>Other measures of fairness, and the losses</summary>"
@@ -192,7 +196,7 @@ def _sections(record: Record, specs: dict[str, Spec], runs: Paired) -> Iterable[
             "Each line is the clients of an algorithm, from the worst-off on the left to the best-off"
             + (", place by place a mean over seeds" if record.seeds > 1 else "")
             + f". {better}, the better; the flatter, the fairer. The worst-off 30 % are shaded."
-            + (f" {count(untested, 'client')} without test samples left out." if untested else ""),
+            + (f" {count(untested, 'client')} without {record.part} samples left out." if untested else ""),
             ["distribution"],
         )
     if "sizes" in specs:

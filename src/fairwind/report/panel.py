@@ -90,12 +90,21 @@ def panel_charts(study: Study, shown: list[Shown], find_data: FindData) -> Itera
             if pareto.front(pareto.points(record)):
                 yield f"pareto-{i}", pareto.pareto(record)
             if has_curves and alphas:
-                yield f"alpha-average-{i}", pareto.alpha_curves(record, "avg", "Average accuracy by α, %")
+                yield (
+                    f"alpha-average-{i}",
+                    pareto.alpha_curves(record, "avg", f"Average accuracy by α{record.of_curves}, %"),
+                )
         elif "curves" in study.charts and has_curves:
-            yield f"average-{i}", charts.curves(record, "avg", "Average accuracy of clients, %")
-            yield f"worst30-{i}", charts.curves(record, "worst30", "Accuracy of the worst-off 30 %, %")
+            yield (
+                f"average-{i}",
+                charts.curves(record, "avg", f"Average accuracy of clients{record.of_curves}, %"),
+            )
+            yield (
+                f"worst30-{i}",
+                charts.curves(record, "worst30", f"Accuracy of the worst-off 30 %{record.of_curves}, %"),
+            )
         if "rsd" in study.charts and has_curves and alphas:
-            title = "Relative standard deviation of error by α"
+            title = f"Relative standard deviation of error by α{record.of_curves}"
             yield f"alpha-rsd-{i}", pareto.alpha_curves(record, "rsd_error", title)
         if "distribution" in study.charts and np.isfinite(record.score).any():
             yield f"distribution-{i}", distribution(record)

@@ -10,9 +10,10 @@ from safetensors import safe_open
 
 from fairwind.report.table import Judged, judged, seed_count
 from fairwind.runs.files import CLIENTS, RECIPE, read_json
-from fairwind.runs.schema import FindingsSoFar, HistoryLine, Results
+from fairwind.runs.schema import FindingsSoFar, HistoryLine, Part, Parts, Results
 from fairwind.runs.seals import read_history, read_results
 
+TESTED: Parts = {"history": "test", "final": "test"}  # of older runs, which do not say it
 MAX_ROUNDS = 60  # of the clients' own curves
 
 
@@ -26,9 +27,9 @@ class RecipeFacts(TypedDict, total=False):
 class Record(NamedTuple):
     results: Results | FindingsSoFar
     history: list[HistoryLine]
-    score: NDArray[np.float32]  # (R, K) accuracies in percent, NaN where a client has no test samples
+    score: NDArray[np.float32]  # (R, K) accuracies in percent, NaN where a client has no samples of the part
     train_size: NDArray[np.int64]  # (K,)
-    test_size: NDArray[np.int64]  # (K,)
+    test_size: NDArray[np.int64]  # (K,) of the part
     names: list[str]  # of the clients
     beside: tuple[str, ...] = ()  # all labels of the page it is shown on, so that each keeps its colour there
     loss: NDArray[np.float32] | None = None  # (R, K) mean test losses
@@ -48,6 +49,17 @@ class Record(NamedTuple):
     def labels(self) -> list[str]:
         """The algorithms, in the order of the summary."""
         return [row["algorithm"] for row in self.results["summary"]]
+
+    @property
+    def part(self) -> Part:
+        """Which samples tables and single clients are of: test samples, unless the run goes on."""
+        return self.results.get("parts", TESTED)["final"]
+
+    @property
+    def of_curves(self) -> str:
+        """What is added to the title of a curve that is not of test samples."""
+        part = self.results.get("parts", TESTED)["history"]
+        return "" if part == "test" else f", {part} samples"
 
     @property
     def seeds(self) -> int:

@@ -59,14 +59,16 @@ def sizes(record: Record) -> alt.LayerChart | None:
             size=alt.Size(
                 "test:Q",
                 scale=alt.Scale(range=[9, 260]),
-                legend=alt.Legend(orient="top", title="test samples", tickCount=4, symbolOpacity=0.5),
+                legend=alt.Legend(
+                    orient="top", title=f"{record.part} samples", tickCount=4, symbolOpacity=0.5
+                ),
             ),
             tooltip=[
                 "client:N",
                 "algorithm:N",
                 alt.Tooltip("score:Q", title=record.judged.axis, format=".4~g"),
                 alt.Tooltip("train:Q", title="training samples", format=",d"),
-                alt.Tooltip("test:Q", title="test samples", format=",d"),
+                alt.Tooltip("test:Q", title=f"{record.part} samples", format=",d"),
             ],
         )
     )

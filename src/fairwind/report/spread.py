@@ -116,7 +116,7 @@ def clients(record: Record) -> alt.Chart:
     tooltip = [
         "client:N",
         alt.Tooltip("train:Q", title="training samples", format=",d"),
-        alt.Tooltip("test:Q", title="test samples", format=",d"),
+        alt.Tooltip("test:Q", title=f"{record.part} samples", format=",d"),
         *(alt.Tooltip(f"a{i}:Q", title=f"{name}{unit}", format=".4~g") for i, name in enumerate(names)),
     ]
     chart: alt.Chart = (

@@ -232,8 +232,9 @@ def seed_count(results: Findings) -> int:
 
 
 def notes(results: Findings) -> list[str]:
-    """What a reader must know before trusting the numbers: contributions left out, rounds without a step."""
-    lines = []
+    """What a reader must know before trusting the numbers: which samples they are of, what was left out."""
+    note = results.get("parts", {}).get("note", "")
+    lines = [note] if note else []
     for label in [row["algorithm"] for row in results["summary"]]:
         runs = [run for run in results["runs"] if run["algorithm"] == label]
         left_out = sum(run["left_out"] for run in runs)

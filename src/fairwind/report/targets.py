@@ -204,6 +204,7 @@ def targets_section(record: Record) -> str:
         if record.seeds > 1
         else "The first evaluated round at which the run is at the target."
     )
+    words += " Averages are of validation samples." * bool(record.of_curves)
     words += " Gradients and bytes are those of all clients." * (costs is not None) + timed
     options = "".join(f'<option value="{key}">{escaped(name)}</option>' for key, name in MEASURES.items())
     table = scroll(

@@ -160,7 +160,8 @@ class RunDirectory:
         federation = simulation.federation
         # A lost recipe is restored from a checkpoint; the rest is for interim pages.
         who = {"names": list(federation.names), "groups": list(federation.groups)}
-        sizes = {"train_size": federation.train, "test_size": federation.test}
+        _, judged = federation.part(simulation.watched)  # the samples that the scores are of
+        sizes = {"train_size": federation.train, "test_size": judged}
         checkpoint = checkpoint._replace(
             record={**checkpoint.record, "recipe": self.content, **who},
             tensors={**checkpoint.tensors, **sizes},
@@ -186,14 +187,15 @@ class RunDirectory:
             for i, view in enumerate(simulation.views if models else ())
             for name, value in simulation.state_dict(i).items()
         }
+        final = simulation.final()
         clients = {
-            "score": simulation.score.float(),
-            "loss": simulation.loss.float(),
+            "score": final.score.float(),
+            "loss": final.loss.float(),
             "curves": simulation.curves.tensor(),
             "train_size": simulation.federation.train,
             "test_size": simulation.federation.test,
         }
-        others = zip(simulation.scores[1:], simulation.other_scores, strict=True)
+        others = zip(simulation.scores[1:], final.other_scores, strict=True)
         clients |= {f"score.{score.name}": found.float() for score, found in others}
         metadata = {
             "names": json.dumps(simulation.federation.names),

@@ -26,6 +26,8 @@ from fairwind.runs.schema import (
     ModelGroups,
     ModelMetrics,
     OverSeeds,
+    Part,
+    Parts,
     Plan,
     PrivacyLoss,
     Results,
@@ -50,6 +52,7 @@ def results_of(
     command: str,
     config: Config | FederatedConfig,
     scores: Sequence[Score],
+    parts: Parts | None = None,
     environment: Environment,
     federation: FederationFacts,
     data: str | None,
@@ -69,6 +72,7 @@ def results_of(
         "plan": plan or {},
         "engine": engine,
         "scores": score_kinds(scores),
+        "parts": parts or {"history": "test", "final": "test"},
         "environment": environment,
         "federation": federation,
         "data": data,
@@ -89,6 +93,7 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
     """The results of a simulation; `plan` is that of its first start, if it was resumed."""
     numbers = simulation.federation.train, simulation.settings, simulation.x.shape[1]
     costs = [round_cost(run.algorithm, *numbers).times(simulation.round) for run in simulation.runs]
+    views, lines = simulation.views, simulation.final().lines
     rows = [
         run_row(
             line,
@@ -98,7 +103,7 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
             cost=costs[view.run],
             model=view.model,
         )
-        for view, line in zip(simulation.views, simulation.history[-len(simulation.views) :], strict=True)
+        for view, line in zip(views, lines, strict=True)
     ]
     return results_of(
         setup=recipe.setup,
@@ -106,8 +111,9 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
         command=recipe.command(),
         config=config_of(recipe, simulation.settings),
         scores=simulation.scores,
+        parts=parts_of(simulation, "test"),
         environment=environment(simulation.settings.device),
-        federation=described(simulation),
+        federation=described(simulation, "test"),
         data=recipe.data,
         runs=rows,
         timing=timing(
@@ -171,33 +177,59 @@ def about(simulation: Simulation) -> dict[str, object]:
     return {
         "task": simulation.name,
         "scores": score_kinds(simulation.scores),
-        "federation": described(simulation),
+        "parts": parts_of(simulation, simulation.watched),
+        "federation": described(simulation, simulation.watched),
     }
+
+
+def parts_of(simulation: Simulation, final: Part) -> Parts:
+    """Which samples the numbers are of; a note where that is not all test samples, or one chose on these."""
+    federation, settings, watched = simulation.federation, simulation.settings, simulation.watched
+    asked = [f"{n}={v:g}" for n in ("target", "patience") if (v := getattr(settings, n)) is not None]
+    overlooked = int(((federation.validation == 0) & (federation.test > 0)).sum())
+    if watched == "test" and not asked:
+        return {"history": watched, "final": final}
+    if watched == "test":
+        note = (
+            f"When to stop ({', '.join(asked)}) was decided on the test samples, so these numbers may be too "
+            "good: keep validation samples for that, with validation=0.1 in the federation or setup."
+        )
+    elif final == "validation":
+        note = "All numbers are of validation samples; the test samples are read once, after the last round."
+    else:
+        note = (
+            "The test samples were read once, after the last round: tables and clients are of these. Curves "
+            "and rounds to a target are of validation samples."
+        )
+    if watched != "test" and overlooked:
+        have = "has" if overlooked == 1 else "have"
+        note += f" {overlooked} of {len(federation)} clients {have} no validation samples."
+    return {"history": watched, "final": final, "note": note}
 
 
 def score_kinds(scores: Sequence[Score]) -> list[ScoreKind]:
     return [{"name": score.name, "kind": score.kind} for score in scores]
 
 
-def described(simulation: Simulation) -> FederationFacts:
-    """The federation in numbers, with what a model that has learned nothing would reach."""
+def described(simulation: Simulation, part: Part) -> FederationFacts:
+    """The federation in numbers, with what a model that has learned nothing would reach on a part."""
     facts = simulation.federation.describe()
     if simulation.scores[0].kind == "accuracy":
-        commonest = commonest_answer(simulation.federation)
+        commonest = commonest_answer(simulation.federation, part)
         if commonest is not None:
             facts["commonest"] = commonest
     return facts
 
 
-def commonest_answer(federation: Federation) -> float | None:
+def commonest_answer(federation: Federation, part: Part = "test") -> float | None:
     """Accuracy in percent, averaged over clients, of always giving the class that does best so."""
-    targets, test = federation.targets, federation.test
+    targets = federation.targets
     if federation.classes is None or not isinstance(targets, Tensor) or targets.dim() != 1:
         return None
     if targets.is_floating_point() or not 0 <= int(targets.min()) <= int(targets.max()) < federation.classes:
         return None
-    sizes, pick = split(federation, "test")
-    tested = (test > 0).nonzero()[:, 0]
+    sizes, pick = split(federation, part)
+    tested = (sizes > 0).nonzero()[:, 0]
     labels = targets[pick(tested).to(targets.device)].cpu()
     share = (1 / sizes[tested].double()).repeat_interleave(sizes[tested]) / len(tested)
     return 100 * float(torch.bincount(labels, share, federation.classes).max())

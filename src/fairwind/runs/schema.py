@@ -27,6 +27,7 @@ ClientMetric = Literal[
 GroupMetric = Literal["worst_group_avg", "group_gap"]
 Metric = Literal[ClientMetric, GroupMetric]
 Value = TypeVar("Value")  # a number of one model, or a mean with its spread over seeds
+Part = Literal["train", "validation", "test"]  # of a client's samples
 Plan = dict[str, dict[str, str | int | float]]  # by part, its `value` and `why`
 
 
@@ -87,6 +88,7 @@ class HistoryLine(ModelMetrics):
     algorithm: str
     seed: int
     round: int
+    part: NotRequired[Part]
     scores: NotRequired[dict[str, ModelMetrics]]
 
 
@@ -185,6 +187,7 @@ class SettingsConfig(TypedDict):
     probe_samples: int | None
     eval_every: int
     target: float | None
+    patience: int | None
     engine: str
     device: str
     compile: str
@@ -291,6 +294,14 @@ class TimingSoFar(TypedDict):
     rounds_per_second: float | None
 
 
+class Parts(TypedDict):
+    """Which samples numbers are of, and what must be known of that."""
+
+    history: Part
+    final: Part
+    note: NotRequired[str]
+
+
 class Findings(TypedDict):
     """What tables and charts show, of a finished comparison or one that goes on."""
 
@@ -299,6 +310,7 @@ class Findings(TypedDict):
     command: str
     config: Config | FederatedConfig
     scores: list[ScoreKind]
+    parts: NotRequired[Parts]
     data: str | None
     runs: list[RunRow]
     summary: list[SummaryRow]

@@ -154,6 +154,8 @@ class Session:
             after_evaluation=tracking.and_then(self.after_evaluation),
             save_last=self.models,
         )
+        if simulation.watched != "test":
+            tracking.log(simulation.final().lines, "test/")
         if directory is None:
             results, page = summarise(simulation, recipe), None
         else:

@@ -119,6 +119,8 @@ def train(
             where = f"stopped after round {simulation.round}" if stop.saved else "stopped"
             console.print(f"{where}; go on with: {again}" if again else where, soft_wrap=True)
             raise
+    if simulation.stopping.why:
+        console.print(f"stopped after round {simulation.round}: {simulation.stopping.why}", soft_wrap=True)
     for line in warnings_of(simulation):
         console.print(f"fairwind: {line}", soft_wrap=True)
 
@@ -149,10 +151,11 @@ def _standing(simulation: Simulation, *, short: bool = False) -> str:
     if not known:
         return " average not finite"
     average, worst, label = max(known, key=lambda numbers: simulation.scores[0].sign * numbers[0])
+    part = "" if simulation.watched == "test" else f" {simulation.watched}"
     if short:
-        return f" {average:.4g}, worst 30 % {worst:.4g}"
+        return f"{part} {average:.4g}, worst 30 % {worst:.4g}"
     whose = f" ({label} leads)" if len(simulation.views) > 1 else ""
-    return f" average {average:.4g}, worst 30 % {worst:.4g}{whose}"
+    return f"{part} average {average:.4g}, worst 30 % {worst:.4g}{whose}"
 
 
 class Interrupt:

@@ -50,7 +50,9 @@ class RunKey(NamedTuple):
         # A field that did not exist when a run was stored has its default.
         every = dataclasses.asdict(Settings()) | dict(settings)
         decide = {name: every[name] for name in names_of("numbers")}
-        if every["target"] is not None:  # then the rounds that are evaluated decide which is the last
+        if (
+            every["target"] is not None or every["patience"] is not None
+        ):  # then the rounds that are evaluated decide which is the last
             decide["eval_every"] = every["eval_every"]
         decide["solver"] = dataclasses.asdict(Solver()) | every["solver"]
         texts = [json.dumps(value, sort_keys=True) for value in (data, given, decide)]

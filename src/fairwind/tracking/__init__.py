@@ -142,10 +142,11 @@ class Tracking:
         self._each(lambda tracker: tracker.start(tracked))
         self.log(history)
 
-    def log(self, lines: Iterable[HistoryLine]) -> None:
-        """Lines of the history, one for each run and evaluated round."""
+    def log(self, lines: Iterable[HistoryLine], prefix: str = "") -> None:
+        """Lines of the history, one for each run and evaluated round; metrics are named with the prefix."""
         for line in lines:
-            run, numbers = f"{line['algorithm']}/{line['seed']}", metrics(line)
+            run = f"{line['algorithm']}/{line['seed']}"
+            numbers = {f"{prefix}{name}": value for name, value in metrics(line).items()}
             self._each(partial(_log, run=run, round=line["round"], metrics=numbers))
 
     def and_then(self, after_evaluation: Evaluated | None) -> Evaluated:
