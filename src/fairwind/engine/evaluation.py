@@ -33,6 +33,10 @@ class Scorer(Protocol):
         """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
         ...
 
+
+class PersonalScorer(Scorer, Protocol):
+    """A model that can score each client's samples under that client's own parameters."""
+
     def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         """The same with different samples for each model x (R, P): (R, B, …)."""
         ...
@@ -83,7 +87,12 @@ def _batches(samples: Tensor, sizes: Tensor, loss: Loss, limit: int) -> Sequence
 
 @torch.no_grad()
 def own_scores(
-    model: Scorer, federation: Federation, models: Tensor, sizes: Tensor, pick: Pick, device: torch.device
+    model: PersonalScorer,
+    federation: Federation,
+    models: Tensor,
+    sizes: Tensor,
+    pick: Pick,
+    device: torch.device,
 ) -> Tensor:
     """Loss and each score of every client under its own model, of (K, P), as float64 (·, K)."""
     limit = max(16, model.evaluated_numbers // max(64, model.per_sample))
@@ -162,7 +171,7 @@ def judge_views(
     x: Tensor,
     states: Sequence[Any],
     memories: Memories,
-    scorers: tuple[Scorer, Scorer],
+    scorers: tuple[Scorer, PersonalScorer],
     federation: Federation,
     sizes: Tensor,
     pick: Pick,
