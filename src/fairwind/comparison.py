@@ -65,12 +65,11 @@ class Result:
         """The trained model, a module on the CPU in evaluation mode."""
         if self.personal:
             raise InputError(f"{self.algorithm} has a model for each client: take result.model_of(client)")
-        return trained(self._task, self.seed, self.state_dict)
+        return self._made(None)
 
     def model_of(self, client: str | int) -> nn.Module:
         """A client's own model, by its name or index; the model of all if clients have none of their own."""
-        k = self._index(client)
-        return trained(self._task, self.seed, self.state_dict, k) if self.personal else self.model
+        return self._made(client)
 
     def predict(
         self,
@@ -80,12 +79,12 @@ class Result:
         batch_size: int = 256,
         device: str | torch.device = "auto",
     ) -> Any:
-        """The model's outputs, such as logits, of a client's test samples, or of inputs that are given.
+        """The model's outputs, such as logits, for a client's test samples, or for inputs that are given.
 
         `data` is a client's name or index, or inputs as the task's: a batch, as a tensor, an array, or a
-        tuple or dict of these. Outputs are on the CPU in the order of the samples. Classes are
-        `predict(…).argmax(1)`. Where each client has a model of its own, `client` says whose predicts;
-        without it, a client's samples are predicted by the client's own.
+        tuple or dict of these. Outputs are on the CPU, in the order of the samples; of logits, classes are
+        `argmax(1)`. Where each client has a model of its own, `client` says whose predicts; without it, a
+        client's samples are predicted by its own.
         """
         federation = self._task.federation
         if isinstance(data, str | int | np.integer):
@@ -93,13 +92,10 @@ class Result:
             if name not in federation.names:
                 raise InputError(f"the task has no samples of client {name!r}: give the inputs themselves")
             inputs = samples_of(federation, federation.names.index(name))
-            client = name if client is None else client
+            client = name if self.personal and client is None else client
         else:
             inputs = read_inputs(data, federation.inputs)
-        if self.personal and client is None:
-            whose = f"client={self.clients[0]!r}"
-            raise InputError(f"{self.algorithm} has a model for each client: say whose, as in {whose}")
-        model = self.model if client is None else self.model_of(client)
+        model = self._made(client) if self.personal or client is not None else self._shared
         return outputs_of(model, inputs, federation.inputs, batch_size=batch_size, device=str(device))
 
     def save(self, to: str | Path, *, client: str | int | None = None) -> Path:
@@ -110,9 +106,26 @@ class Result:
         to = Path(to)
         check_format(to)
         if client is None and not self.personal and to.suffix != ONNX:
-            return write_state(self.state_dict, to)  # which needs no task
-        model = self.model if client is None else self.model_of(client)
-        return write_model(model, to, self._task.federation)
+            return write_state(self._weights(), to)  # which needs no task
+        return write_model(self._made(client), to, self._task.federation)
+
+    @cached_property
+    def _shared(self) -> nn.Module:
+        """The model of all, which no user has in hands."""
+        return self._made(None)
+
+    def _made(self, client: str | int | None) -> nn.Module:
+        """The model of a client, or of all."""
+        if self.personal and client is None:
+            whose = f"client={self.clients[0]!r}"
+            raise InputError(f"{self.algorithm} has a model for each client: say whose, as in {whose}")
+        k = None if client is None else self._index(client)
+        return trained(self._task, self.seed, self._weights(), k if self.personal else None)
+
+    def _weights(self) -> dict[str, Tensor]:
+        if not self.state_dict:
+            raise InputError("no trained models were kept, as in a study: train with fairwind compare")
+        return self.state_dict
 
     @cached_property
     def _task(self) -> Task:

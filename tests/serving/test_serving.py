@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,10 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fairwind as fw
-from command import refused, succeeded
+from command import called, refused
 from fairwind import models
 from fairwind.data.federation import Part
 from fairwind.runs.files import sealed, write_json
+from fairwind.runs.references import load_task
 from fairwind.serving.evaluation import evaluate
 from fairwind.serving.export import as_onnx
 
@@ -64,7 +66,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> fw.Comparison:
     return fw.compare(TASK, ["fedavg", "ditto", "local"], out=out, **OPTIONS)
 
 
-def tested(data: Any, k: int) -> tuple[Tensor, Tensor]:
+def of_test(data: Any, k: int) -> tuple[Tensor, Tensor]:
     """A client's test samples, by hand."""
     begin = int(data.start[k] + data.train[k])
     mine = slice(begin, begin + int(data.test[k]))
@@ -76,7 +78,7 @@ def test_predictions_are_those_that_training_scored(compared: fw.Comparison, lab
     result = compared[label]
     assert result.personal == (label != "fedavg")
     for k, name in enumerate(compared.clients):
-        inputs, targets = tested(TASK.federation, k)
+        inputs, targets = of_test(TASK.federation, k)
         outputs = result.predict(name)
         module = result.model_of(name)
         assert not module.training
@@ -100,8 +102,8 @@ def test_inputs_are_predicted_in_their_order_whatever_the_batch(compared: fw.Com
     torch.testing.assert_close(result.predict(inputs[::-1].copy()), whole.flip(0))
     torch.testing.assert_close(result.predict([[1, 2, 3, 4, 5]]), result.predict([[1.0, 2, 3, 4, 5]]))
     assert result.predict(inputs[:0]).shape == (0, 3)
-    result.model.train()  # of the user, who goes on with it
-    torch.testing.assert_close(result.predict(inputs), whole)
+    nn.init.zeros_(result.model.train().last.weight)  # type: ignore[union-attr, arg-type]
+    torch.testing.assert_close(result.predict(inputs), whole)  # it is the user's to go on with
     assert result.model.training
 
 
@@ -143,7 +145,9 @@ def test_a_loaded_comparison_predicts_with_its_task(compared: fw.Comparison) -> 
     for label in ("fedavg", "local"):
         with pytest.raises(fw.InputError, match="the task's model is not the one that was trained"):
             fw.load(compared.path, task=other)[label].predict("clinic 1")
-    elsewhere = fw.Task(frozen, fw.Federation.from_clients({"x": tested(TASK.federation, 0)}))
+    with pytest.raises(fw.InputError, match="no trained models were kept"):
+        _ = replace(compared[0], state_dict={}).model
+    elsewhere = fw.Task(frozen, fw.Federation.from_clients({"x": of_test(TASK.federation, 0)}))
     with pytest.raises(fw.InputError, match="no samples of client 'clinic 1'"):
         fw.load(compared.path, task=elsewhere)[0].predict("clinic 1")
     with pytest.raises(fw.InputError, match=r"task is a Frozen: give the fairwind\.Task"):
@@ -248,7 +252,7 @@ def test_an_evaluation_takes_losses_and_scores_as_a_task_does() -> None:
     data = fw.Federation.from_clients([(torch.randn(20, 5), torch.randn(20, 1)) for _ in range(3)])
     model = nn.Linear(5, 1)
     found = evaluate(model, data, loss=nn.MSELoss())
-    inputs, targets = tested(data, 1)
+    inputs, targets = of_test(data, 1)
     torch.testing.assert_close(found.loss[1].float(), nn.functional.mse_loss(model(inputs), targets).detach())
     assert torch.equal(found.loss, evaluate(model, fw.Task(model, data, loss=nn.MSELoss())).loss)
     mistakes: list[tuple[Callable[[], object], str]] = [
@@ -350,15 +354,15 @@ task = fw.Task(lambda: nn.Linear(5, 3), fw.Federation.from_clients(clients), rou
 def test_the_command_exports_what_python_predicts_with(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("served.py").write_text(MINE)
-    words = "--algorithms", "fedavg", "ditto", "--seeds", "3", "4", "--compile", "off", "--out", "run"
-    succeeded("compare", "served.py:task", *words)
-    said = succeeded("export", "run", "--algorithm", "ditto", "--seed", "4", "--to", "model.safetensors")
-    assert "model.safetensors: ditto, seed 4" in said.stdout
-    compared = fw.load("run")
+    fw.compare(load_task("served.py:task"), ["fedavg", "ditto"], seeds=[3, 4], out="run", **OPTIONS)
+    said = called("export", "run", "--algorithm", "ditto", "--seed", "4", "--to", "model.safetensors")
+    assert said.returncode == 0, said.stderr
+    assert Path("model.safetensors").exists()
+    compared = fw.load("run")  # which finds the task
     state = load_file("model.safetensors")
     assert all(torch.equal(value, compared["ditto", 4].state_dict[name]) for name, value in state.items())
     personal = "--algorithm", "ditto (personal)", "--client", "bob"
-    assert "of bob, seed 3" in succeeded("export", "run", *personal, "--to", "bob.pt").stdout
+    assert called("export", "run", *personal, "--to", "bob.pt").returncode == 0
     own = torch.load("bob.pt")
     torch.testing.assert_close(own["weight"], compared["ditto (personal)"].state_dict["weight"][1])
     inputs = torch.randn(3, 5)

@@ -339,14 +339,14 @@ def _computed(task: Task, model: nn.Module, digits: int) -> list[str]:
     )
     samples = federation.at(slice(0, FITTED))
     sizes = torch.tensor([len(tensors(samples[1])[0])])
-    with plain.own_generators(), torch.no_grad():
-        plain.load(plain.layout.parts(plain.start))
-        plain.train()
-        numbers = [plain.training_loss(*samples, 1)]
-    for score, values in zip(
-        (plain.loss.as_score, *plain.judges), plain.scores(plain.start[None], *samples), strict=True
-    ):
-        numbers += [*values.reshape(-1), *score.of_clients(values, sizes).reshape(-1)]
+    judges = plain.loss.as_score, *plain.judges
+    with torch.no_grad():
+        with plain.own_generators():
+            plain.load(plain.layout.parts(plain.start))
+            plain.train()
+            numbers = [plain.training_loss(*samples, 1)]
+        for score, values in zip(judges, plain.scores(plain.start[None], *samples), strict=True):
+            numbers += [*values.reshape(-1), *score.of_clients(values, sizes).reshape(-1)]
     names = [f"{score.name} {score.kind}" for score in plain.judges]
     return [*names, plain.augmentation.name, *(f"{float(number):.{digits}e}" for number in numbers)]
 
