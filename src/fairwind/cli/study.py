@@ -132,7 +132,8 @@ class Training:
 
         def find_data(panel: Panel) -> Federation | None:
             if is_reference(panel.setup):
-                return own_task(panel.setup).federation
+                data = own_task(panel.setup).federation
+                return data if data.classes is not None else None
             chosen = choose(panel, finished, digest(panel.setup))
             used = next((run.digest for runs in chosen.values() for run in runs), None)
             entry = store.find(used, self.cache) if used else None

@@ -15,11 +15,11 @@ from fairwind.engine.losses.loss import Loss, cross_entropy
 from fairwind.engine.losses.scoring import fit_scores
 from fairwind.engine.machine import find_machine, matmul_precision, seed_generators
 from fairwind.engine.modules import activations, call, draws
-from fairwind.engine.plain import FITTED, judged
+from fairwind.engine.plain import FITTED, explained, judged
 from fairwind.engine.plan import place
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, first_line, unknown
+from fairwind.errors import InputError, unknown
 from fairwind.metrics import model_metrics
 from fairwind.runs.schema import GroupAverage, ModelMetrics
 from fairwind.scores import Score
@@ -145,7 +145,7 @@ class _Scorer:
     def __init__(self, module: nn.Module, federation: Federation, loss: Any, score: Any, batch_size: int):
         self.module, self.device = module, federation.device
         inputs, targets = federation.at(slice(0, FITTED))
-        try:
+        with explained(inputs, targets, cannot="be evaluated on"):
             self.draws = draws(module, inputs)
             with torch.enable_grad():
                 raw = call(module, inputs)
@@ -157,13 +157,6 @@ class _Scorer:
                 p.requires_grad_(p.is_floating_point())
             own, dtype = federation.at(slice(0, 1))[0], dtype_of(module)
             self.per_sample = activations(module, own, dtype, dtype)
-        except InputError:
-            raise
-        except Exception as error:  # whatever a user's module raises
-            what = f"inputs ({samples.kind(inputs)}) and targets ({samples.kind(targets)})"
-            raise InputError(
-                f"the model cannot be evaluated on {what}: {type(error).__name__}: {first_line(error)}"
-            ) from error
         sizes = tuning.CPU if self.device.type == "cpu" else tuning.GPU
         self.evaluated_numbers = sizes.evaluated_numbers
 

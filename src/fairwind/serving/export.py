@@ -115,8 +115,8 @@ def _check(data: bytes, module: nn.Module, given: Samples) -> None:
     names = [each.name for each in session.get_inputs()]
     for few in (slice(0, 1), slice(0, None)):
         part = take(given, few)
-        feed = {name: value.numpy() for name, (_, value) in zip(names, named(part), strict=True)}
         try:
+            feed = {name: value.numpy() for name, (_, value) in zip(names, named(part), strict=True)}
             with torch.no_grad():
                 outputs = tensors(call(module, part))
             computed = [torch.as_tensor(value) for value in session.run(None, feed)]
