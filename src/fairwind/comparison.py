@@ -146,10 +146,10 @@ class Result:
             if client not in self.clients:
                 raise unknown("client", client, self.clients)
             return self.clients.index(client)
-        client = python_numbers(client)
-        whole(0, client=client)
-        in_range(0, len(self.clients), client=client)
-        return client
+        k: int = python_numbers(client)
+        whole(0, client=k)
+        in_range(0, len(self.clients), client=k)
+        return k
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the task and the module made from it, which need not be picklable."""

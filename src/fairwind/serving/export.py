@@ -69,7 +69,7 @@ def as_onnx(module: nn.Module, inputs: Samples) -> bytes:
     module = placed(module, torch.device("cpu")).requires_grad_(False)
     few = torch.arange(3) % len(tensors(inputs)[0])
     given = cast(mapped(Tensor.cpu, take(inputs, few)), dtype_of(module))
-    module.forward = _reading(module.forward)  # type: ignore[method-assign]
+    module.forward = _reading(module.forward)
     dynamic = mapped(lambda value: {0: torch.export.Dim(SAMPLES)}, given)
     arguments: dict[str, Any] = {"args": given if isinstance(given, tuple) else (given,)}
     if isinstance(given, dict):
