@@ -333,7 +333,10 @@ def _rehearsed(task: Task) -> list[str]:
 
 def _computed(task: Task, model: nn.Module, digits: int) -> list[str]:
     dtype = next((p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
-    federation = dataclasses.replace(task.federation, inputs=cast(task.federation.inputs, dtype))
+    given = task.federation
+    federation = dataclasses.replace(
+        given, inputs=cast(given.inputs, dtype), targets=cast(given.targets, dtype)
+    )
     plain = PlainModel.fitted(
         model, federation, task.loss, task.score, task.solver.batch_size, augment=task.augment
     )
