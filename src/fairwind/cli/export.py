@@ -10,7 +10,7 @@ from fairwind.comparison import load
 
 
 @described
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Export:
     """Write a trained model of a finished comparison to a file.
 
@@ -19,7 +19,7 @@ class Export:
 
     directory: Directory
     """The comparison's directory."""
-    to: Annotated[Path, values(Path, metavar="FILE")]
+    to: Annotated[Path, values(Path, metavar="FILE")] = Path("model.safetensors")
     """NAME.safetensors or NAME.pt for its state dict; NAME.onnx for a graph that runs without PyTorch, which
     needs the extra fairwind[onnx]."""
     algorithm: str | None = None
