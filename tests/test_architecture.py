@@ -26,7 +26,7 @@ LAYERS = (
     ("tracking",),
     ("runs.session",),
     ("study",),
-    ("report", "exchange"),
+    ("report", "exchange", "serving"),
     ("comparison",),
     ("api", "flower", "nvflare"),
     ("choosing",),

@@ -95,7 +95,7 @@ def test_it_needs_little_and_names_its_extras(wheel: Path) -> None:
     known = metadata(wheel)
     needs = [need for need in known.get_all("Requires-Dist", []) if "extra ==" not in need]
     assert sorted(re.split(r"[<>=]", need)[0] for need in needs) == ["numpy", "safetensors", "torch"]
-    extras = {"cli", "data", "docs", "flower", "nvflare", "privacy", "track", "tune", "dev"}
+    extras = {"cli", "data", "docs", "flower", "nvflare", "onnx", "privacy", "track", "tune", "dev"}
     assert set(known.get_all("Provides-Extra", [])) == extras
     assert known["License-Expression"] == "Apache-2.0"
 

@@ -18,7 +18,7 @@ PAGES = [
     *sorted((DOCS / "howto").glob("*.md")),
 ]
 LONG = ("algorithm", "resume")
-NEEDS = {"hugging-face": "peft", "your-data": "pandas", "export": "pandas"}
+NEEDS = {"hugging-face": "peft", "your-data": "pandas", "export": "pandas", "onnx": "onnxruntime"}
 
 
 @pytest.mark.parametrize(

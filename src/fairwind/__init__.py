@@ -27,6 +27,7 @@ from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError
 from fairwind.scores import Score
+from fairwind.serving.evaluation import Evaluation, evaluate
 from fairwind.task import Task
 from fairwind.tracking import Tracked, Tracker
 
@@ -37,6 +38,7 @@ __all__ = [
     "CohortAlgorithm",
     "Comparison",
     "Contribution",
+    "Evaluation",
     "Federation",
     "GradientAlgorithm",
     "GramAlgorithm",
@@ -59,6 +61,7 @@ __all__ = [
     "algorithms",
     "augment",
     "compare",
+    "evaluate",
     "load",
     "models",
     "scores",

@@ -141,8 +141,8 @@ def compare(
     ).run()
     if trained is None:
         assert path is not None
-        return load(path)
-    return of_simulation(trained.simulation, trained.results, path if find().first else None)
+        return load(path, task=task)
+    return of_simulation(trained.simulation, trained.results, path if find().first else None, task)
 
 
 def settings_of(task: Task, options: Options) -> Settings:

@@ -2,24 +2,31 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, first_line, needs_extra, python_numbers, unknown
+from fairwind.errors import InputError, first_line, in_range, needs_extra, python_numbers, unknown, whole
 from fairwind.intervals import Interval, paired_differences
 from fairwind.metrics import Floats
+from fairwind.runs.directory import RunDirectory
 from fairwind.runs.files import CLIENTS, MODELS, RESULTS
+from fairwind.runs.folder import resuming
 from fairwind.runs.results import final_metrics
 from fairwind.runs.schema import GroupAverage, HistoryLine, Metrics, Plan, Results
 from fairwind.runs.seals import check_whole, read_history, read_results
+from fairwind.serving.export import ONNX, check_format, write_model, write_state
+from fairwind.serving.model import outputs_of, read_inputs, samples_of, trained
+from fairwind.task import Task
 
 if TYPE_CHECKING:
     import pandas
@@ -46,6 +53,107 @@ class Result:
     stalled_rounds: int  #: Rounds in which the model stayed because no client was usable.
     groups: dict[str, GroupAverage[float | None]] = field(default_factory=dict)  #: By label: clients, avg.
     worst_group: str | None = None  #: Of groups, the one with the worst average.
+    clients: list[str] = field(default_factory=list, repr=False)  #: Their names.
+    personal: bool = False  #: Whether each client has a model: parameters in `state_dict` are (K, …).
+    task: Task | None = field(default=None, repr=False, compare=False)
+    """The task, if it was given; else a comparison's directory may say which it is."""
+    path: Path | None = field(default=None, repr=False, compare=False)
+    """The comparison's directory, if it was kept in one."""
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained model, a module on the CPU in evaluation mode."""
+        if self.personal:
+            raise InputError(f"{self.algorithm} has a model for each client: take result.model_of(client)")
+        return self._made(None)
+
+    def model_of(self, client: str | int) -> nn.Module:
+        """A client's own model, by its name or index; the model of all if clients have none of their own."""
+        return self._made(client)
+
+    def predict(
+        self,
+        data: Any,
+        *,
+        client: str | int | None = None,
+        batch_size: int = 256,
+        device: str | torch.device = "auto",
+    ) -> Any:
+        """The model's outputs, such as logits, for a client's test samples, or for inputs that are given.
+
+        `data` is a client's name or index, or inputs as the task's: a batch, as a tensor, an array, or a
+        tuple or dict of these. Outputs are on the CPU, in the order of the samples; of logits, classes are
+        `argmax(1)`. Where each client has a model of its own, `client` says whose predicts; without it, a
+        client's samples are predicted by its own.
+        """
+        federation = self._task.federation
+        if isinstance(data, str | int | np.integer):
+            name = self.clients[self._index(data if isinstance(data, str) else int(data))]
+            if name not in federation.names:
+                raise InputError(f"the task has no samples of client {name!r}: give the inputs themselves")
+            inputs = samples_of(federation, federation.names.index(name))
+            client = name if self.personal and client is None else client
+        else:
+            inputs = read_inputs(data, federation.inputs)
+        model = self._made(client) if self.personal or client is not None else self._shared
+        return outputs_of(model, inputs, federation.inputs, batch_size=batch_size, device=str(device))
+
+    def save(self, to: str | Path, *, client: str | int | None = None) -> Path:
+        """Writes the model to a file: its state dict (NAME.safetensors, NAME.pt) or a graph (NAME.onnx).
+
+        Of personal models, that of a `client`. ONNX needs the extra fairwind[onnx].
+        """
+        to = Path(to)
+        check_format(to)
+        if client is None and not self.personal and to.suffix != ONNX:
+            return write_state(self._weights(), to)  # which needs no task
+        return write_model(self._made(client), to, self._task.federation)
+
+    @cached_property
+    def _shared(self) -> nn.Module:
+        """The model of all, which no user has in hands."""
+        return self._made(None)
+
+    def _made(self, client: str | int | None) -> nn.Module:
+        """The model of a client, or of all."""
+        if self.personal and client is None:
+            whose = f"client={self.clients[0]!r}"
+            raise InputError(f"{self.algorithm} has a model for each client: say whose, as in {whose}")
+        k = None if client is None else self._index(client)
+        return trained(self._task, self.seed, self._weights(), k if self.personal else None)
+
+    def _weights(self) -> dict[str, Tensor]:
+        if not self.state_dict:
+            raise InputError("no trained models were kept, as in a study: train with fairwind compare")
+        return self.state_dict
+
+    @cached_property
+    def _task(self) -> Task:
+        """The task that was given, or that the directory names."""
+        if self.task is not None:
+            return self.task
+        if self.path is None:
+            raise InputError("a result that was pickled has lost its task: predict where it was trained")
+        try:
+            return RunDirectory.open(self.path).task()
+        except InputError as error:
+            again = f"fairwind.load({str(self.path)!r}, task=task)"
+            raise InputError(f"{self.path} does not lead to its task ({error}): give it, {again}") from None
+
+    def _index(self, client: str | int) -> int:
+        """A client's index among the results."""
+        if isinstance(client, str):
+            if client not in self.clients:
+                raise unknown("client", client, self.clients)
+            return self.clients.index(client)
+        k: int = python_numbers(client)
+        whole(0, client=k)
+        in_range(0, len(self.clients), client=k)
+        return k
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the task and the module made from it, which need not be picklable."""
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"task": None}
 
     def __repr__(self) -> str:
         numbers = {"avg": self.metrics["avg"], "worst30": self.metrics["worst30"]}
@@ -204,7 +312,7 @@ class Comparison:
         return np.stack(mine)
 
 
-def of_simulation(simulation: Simulation, results: Results, path: Path | None) -> Comparison:
+def of_simulation(simulation: Simulation, results: Results, path: Path | None, task: Task) -> Comparison:
     """The comparison of a simulation."""
     names = [score.name for score in simulation.scores]
     curves, final = simulation.curves.tensor(), simulation.final()
@@ -228,6 +336,10 @@ def of_simulation(simulation: Simulation, results: Results, path: Path | None) -
                 stalled_rounds=int(simulation.stalled[run.run]),
                 groups=line.get("groups", {}),
                 worst_group=line.get("worst_group"),
+                clients=list(simulation.federation.names),
+                personal=run.model == "personal",
+                task=task,
+                path=path,
             )
         )
     federation = simulation.federation
@@ -235,13 +347,18 @@ def of_simulation(simulation: Simulation, results: Results, path: Path | None) -
     return Comparison(results, runs, list(federation.names), path, list(federation.groups), sizes)
 
 
-def load(path: str | Path) -> Comparison:
-    """A finished comparison, read back from its directory."""
+def load(path: str | Path, *, task: Task | None = None) -> Comparison:
+    """A finished comparison, read back from its directory.
+
+    To predict with its models, give the `task`, unless it is a setup or was named on the command line.
+    """
     path = Path(path)
+    if task is not None and not isinstance(task, Task):
+        raise InputError(f"task is a {type(task).__name__}: give the fairwind.Task that was trained")
     if not (path / RESULTS).exists():
         raise InputError(
             f"{path} holds no finished comparison: there is no {RESULTS} in it; "
-            f"finish one that was begun there with 'fairwind resume {path}'"
+            f"finish one that was begun there with {resuming(path)}"
         )
     check_whole(path)
     try:
@@ -252,7 +369,7 @@ def load(path: str | Path) -> Comparison:
         models = load_file(path / MODELS) if (path / MODELS).exists() else {}
         history = read_history(path, results)
         names = [score["name"] for score in results["scores"]]
-        rows = results["runs"]
+        rows, clients = results["runs"], json.loads(metadata["names"])
         runs = [
             Result(
                 algorithm=row["algorithm"],
@@ -269,15 +386,19 @@ def load(path: str | Path) -> Comparison:
                 stalled_rounds=row["stalled_rounds"],
                 groups=row.get("groups", {}),
                 worst_group=row.get("worst_group"),
+                clients=clients,
+                personal=row.get("model") == "personal",
+                task=task,
+                path=path,
             )
             for r, row in enumerate(rows)
         ]
         groups = json.loads(metadata.get("groups", "[]"))
         sizes = tensors["test_size"].tolist()
-        return Comparison(results, runs, json.loads(metadata["names"]), path, groups, sizes)
+        return Comparison(results, runs, clients, path, groups, sizes)
     except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise InputError(
-            f"{path} cannot be read ({first_line(error)}): mend it with 'fairwind resume {path}'"
+            f"{path} cannot be read ({first_line(error)}): mend it with {resuming(path)}"
         ) from error
 
 

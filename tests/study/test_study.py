@@ -37,6 +37,7 @@ from fairwind.study import (
     read_study,
     run,
 )
+from fairwind.study.panel import _task_digests, own_task
 
 SMALL = "synthetic:clients=4"
 PANEL = Panel("small", SMALL, ("fedavg", "adafedadam"), (0, 1), {"rounds": 4, "eval_every": 2})
@@ -92,6 +93,95 @@ def test_a_run_of_an_own_algorithm_is_known_by_what_it_computes(tmp_path: Path) 
     del sys.modules["fairwind_user_own_algorithm"]  # as in another process
     (job,) = missing([panel], runs, lambda _: Where())
     assert job.recipe.algorithms == (f"{mine}:mine",)
+
+
+OWN = """
+import torch, fairwind as fw
+from torch import nn
+draw = torch.Generator().manual_seed(0)
+clients = [(torch.randn(20, 5, generator=draw), torch.randint(0, 3, (20,), generator=draw)) for _ in "abc"]
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.dropout = nn.Linear(5, 4), nn.Linear(4, 3), nn.Dropout(0.1)
+    def forward(self, x):
+        return self.two(self.dropout(self.one(x).tanh()))
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+def good(outputs, targets):
+    return (outputs.argmax(1) == targets).float()
+def noise(x):
+    return x + 0.1 * torch.randn_like(x)
+task = fw.Task(Model, fw.Federation.from_clients(clients), loss=loss, score=good, augment=noise,
+               solver=fw.Solver(lr=0.1), rounds=2)
+"""
+
+
+def test_a_run_of_an_own_task_is_known_by_what_the_task_is(tmp_path: Path) -> None:
+    file = tmp_path / "own_task.py"
+    panel = Panel("mine", f"{file}:task", ("fedavg", "fedadam"), (0, 1))
+
+    def read(text: str) -> None:
+        """The file as another process reads it."""
+        file.write_text(text)
+        sys.modules.pop("fairwind_user_own_task", None)
+        own_task.cache_clear()
+        _task_digests.cache_clear()
+
+    read(OWN)
+    runs = train(panel, tmp_path / "out")
+    assert len(runs) == 4
+    assert all((run.folder / "results.json").parent.name.startswith("own_task-") for run in runs)
+    assert [len(found) for found in choose(panel, runs).values()] == [2, 2]
+    read(OWN + "# a remark")
+    assert not missing([panel], runs, lambda _: Where(), **OPTIONS)
+    assert not missing([replace(panel, seeds=(1,))], runs, lambda _: Where(), **OPTIONS)
+    for before, after in (
+        ("randn(20, 5", "rand(20, 5"),
+        (".tanh()", ".sigmoid()"),
+        ("Dropout(0.1)", "Dropout(0.2)"),
+        ("nn.Linear(4, 3)", "nn.Linear(4, 3, bias=False)"),
+        ("nn.Dropout(0.1)\n", "nn.Dropout(0.1)\n        nn.init.zeros_(self.two.bias)\n"),
+        ('reduction="none")', 'reduction="none") / 2'),
+        ("== targets).float()", "!= targets).float()"),
+        ("0.1 * torch.randn_like", "0.2 * torch.randn_like"),
+        ("lr=0.1", "lr=0.2"),
+        ("rounds=2", "rounds=3"),
+    ):
+        assert before in OWN
+        read(OWN.replace(before, after))
+        (job,) = missing([panel], runs, lambda _: Where(), **OPTIONS)
+        assert job.recipe.algorithms == panel.algorithms, after
+    run(job, tmp_path / "out", print)  # beside the others, which stay
+    assert len(read_runs(tmp_path / "out")[0]) == 8
+    read(OWN)
+    assert all(
+        len(each.history) == 2
+        for found in choose(panel, read_runs(tmp_path / "out")[0]).values()
+        for each in found
+    )
+
+
+@pytest.mark.slow
+def test_a_sweep_takes_an_own_task_beside_setups(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own_task.py").write_text(OWN)
+    Path("both.toml").write_text(
+        'title = "Both"\n[[grid]]\nalgorithms = ["fedavg", "adafedadam"]\nseeds = [0, 1]\nrounds = 2\n'
+        f'lr = [0.1, 0.2]\nsetups = ["{SMALL}", "own_task.py:task"]\n'
+    )
+    words = "sweep", "both.toml", "--out", "out", "--device", "cpu", "--compile", "off"
+    assert "4 of 4: fedavg, adafedadam on own_task.py:task" in succeeded(*words).stderr
+    assert "own_task.py:task, lr 0.2" in Path("out/both/index.html").read_text()
+    assert " of " not in succeeded(*words).stderr  # nothing is left to train
+    assert "there is no file gone.py" in refused(
+        "sweep", _written(Path("gone.toml"), '[[grid]]\nsetups = ["gone.py:task"]\n')
+    )
+
+
+def _written(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
 
 
 def test_a_finished_study_is_small_and_lacks_nothing(trained: Path) -> None:

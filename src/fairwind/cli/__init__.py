@@ -1,4 +1,4 @@
-"""The command line: compare, resume, report, tune, paper, sweep, data, list, completion."""
+"""The command line: compare, resume, report, export, tune, paper, sweep, data, list, completion."""
 
 import io
 import os
@@ -14,6 +14,7 @@ import tyro
 from fairwind import __version__
 from fairwind.cli.catalogue import Data, List
 from fairwind.cli.compare import Compare
+from fairwind.cli.export import Export
 from fairwind.cli.options import described, mistake, names
 from fairwind.cli.report import Report
 from fairwind.cli.resume import Resume
@@ -59,6 +60,7 @@ KINDS: dict[str, type] = {
     "compare": Compare,
     "resume": Resume,
     "report": Report,
+    "export": Export,
     "tune": Tune,
     "paper": Paper,
     "sweep": Sweep,

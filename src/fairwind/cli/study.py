@@ -27,11 +27,13 @@ from fairwind.paper.studies import STUDIES, THEORY, Scale, scaled
 from fairwind.runs.environment import environment
 from fairwind.runs.files import write_json
 from fairwind.runs.folder import BusyError
+from fairwind.runs.references import is_reference
 from fairwind.runs.schema import TheoryFile
 from fairwind.setups import Where
 from fairwind.study import Finished, Panel, Study, choose, clear, missing, narrowed, read_runs, read_study
 from fairwind.study import run as train_job
 from fairwind.study.job import Job
+from fairwind.study.panel import own_task
 
 
 @described
@@ -57,7 +59,7 @@ class Training:
 
     def where(self, setup: str) -> Where:
         """Where the files of a setup are."""
-        source = setups.find(setup).data
+        source = None if is_reference(setup) else setups.find(setup).data
         if self.data_dir is None or not isinstance(source, Source):
             return Where(cache=self.cache)
         own, glove = self.data_dir / source.folder, self.data_dir / "glove"
@@ -66,7 +68,7 @@ class Training:
 
     def digest(self, setup: str) -> str | None:
         """Of the data in --data-dir: runs on other data of the same setup do not count."""
-        if self.data_dir is None or not isinstance(setups.find(setup).data, Source):
+        if self.data_dir is None or is_reference(setup) or not isinstance(setups.find(setup).data, Source):
             return None
         try:
             return str(setups.entry(setup, self.where(setup), say).manifest["digest"])
@@ -129,6 +131,9 @@ class Training:
         from fairwind.report import write_study  # charts need a second to load
 
         def find_data(panel: Panel) -> Federation | None:
+            if is_reference(panel.setup):
+                data = own_task(panel.setup).federation
+                return data if data.classes is not None else None
             chosen = choose(panel, finished, digest(panel.setup))
             used = next((run.digest for runs in chosen.values() for run in runs), None)
             entry = store.find(used, self.cache) if used else None
@@ -204,10 +209,11 @@ class Paper(Training):
 @described
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Training):
-    """Run a study of your own: a grid of setups, algorithms, settings and seeds from a TOML file."""
+    """Run a study of your own: a grid of tasks, algorithms, settings and seeds from a TOML file."""
 
     file: Annotated[Path, tyro.conf.Positional, values(Path, metavar="FILE.toml")]
-    """The study: a title, and a [[grid]] of setups, algorithms, seeds and settings; lists are varied."""
+    """The study: a title, and a [[grid]] of setups, or tasks of your own (FILE.py:NAME), algorithms, seeds
+    and settings; lists are varied."""
     out: Path | None = None
     """Directory for the runs and the page (runs/NAME, from the file's name, if not given)."""
 

@@ -34,6 +34,10 @@ class Scorer(Protocol):
         """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
         ...
 
+
+class PersonalScorer(Scorer, Protocol):
+    """A model that can score each client's samples under that client's own parameters."""
+
     def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         """The same with different samples for each model x (R, P): (R, B, …)."""
         ...
@@ -84,7 +88,7 @@ def _batches(samples: Tensor, sizes: Tensor, loss: Loss, limit: int) -> Sequence
 
 @torch.no_grad()
 def own_scores(
-    model: Scorer,
+    model: PersonalScorer,
     federation: Federation,
     models: Tensor,
     sizes: Tensor,
@@ -174,7 +178,7 @@ def judge_views(
     x: Tensor,
     states: Sequence[Any],
     memories: Memories,
-    scorers: tuple[Scorer, Scorer],
+    scorers: tuple[Scorer, PersonalScorer],
     federation: Federation,
     sizes: Tensor,
     pick: Pick,

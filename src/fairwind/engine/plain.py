@@ -242,7 +242,7 @@ def judged(loss: Loss, scores: tuple[Score, ...], outputs: Any, targets: Any) ->
 
 
 @contextmanager
-def explained(inputs: Any, targets: Any, hint: str = "") -> Iterator[None]:
+def explained(inputs: Any, targets: Any, hint: str = "", *, cannot: str = "train on") -> Iterator[None]:
     """Turns errors inside a user's module into one line that names its inputs."""
     try:
         yield
@@ -251,5 +251,5 @@ def explained(inputs: Any, targets: Any, hint: str = "") -> Iterator[None]:
     except Exception as error:  # whatever a user's module raises
         given = f"inputs ({kind(inputs)}) and targets ({kind(targets)})"
         raise InputError(
-            f"the model cannot train on {given}: {type(error).__name__}: {first_line(error)}{hint}"
+            f"the model cannot {cannot} {given}: {type(error).__name__}: {first_line(error)}{hint}"
         ) from error

@@ -234,10 +234,13 @@ class Simulation:
                 )
 
     def state_dict(self, i: int) -> dict[str, Tensor]:
-        """The state dict of the user's module in the i-th view, with parameters (K, …) of personal models."""
+        """The state dict of the user's module in the i-th view; parameters of personal models are (K, …)."""
         _, _, r, model = self.views[i]
         if model == "personal":
-            return self.layout.unflatten(self.memories.values[r])
+            trained = {name for names in self.layout.all_names for name in names}
+            whole = self.plain.state_dict(self.x[r])
+            frozen = {name: value for name, value in whole.items() if name not in trained}
+            return frozen | self.layout.unflatten(self.memories.values[r])
         x = self.x[r] if model == "global" else averaged(self.runs[r], self.states[r])
         return self.plain.state_dict(x)
 

@@ -12,10 +12,9 @@ from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Evaluations
 from fairwind.exchange.server import Aggregator
-from fairwind.runs.directory import FEDERATED
 from fairwind.runs.environment import environment
 from fairwind.runs.files import HISTORY, RECIPE, is_sealed, read_json, sealed, write_atomic, write_json
-from fairwind.runs.folder import CHECKPOINTS, held
+from fairwind.runs.folder import CHECKPOINTS, FEDERATED, held
 from fairwind.runs.results import results_of, run_row, timing
 from fairwind.runs.schema import FederatedConfig, FederationFacts, ResultsFile
 from fairwind.runs.seals import finish, history_lines

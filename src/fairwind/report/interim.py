@@ -21,9 +21,9 @@ from fairwind.exchange.evaluation import Evaluations
 from fairwind.exchange.evaluation import Record as EvaluationsRecord
 from fairwind.report.page import INTERIM, figures, page
 from fairwind.report.record import TESTED, RecipeFacts, Record, read_curves
-from fairwind.runs.directory import FEDERATED, RunDirectory
+from fairwind.runs.directory import RunDirectory
 from fairwind.runs.files import HISTORY, RECIPE, RESULTS, is_held, is_sealed, read_json, write_atomic
-from fairwind.runs.folder import CHECKPOINTS
+from fairwind.runs.folder import CHECKPOINTS, FEDERATED
 from fairwind.runs.results import config_of, run_row, summary_of
 from fairwind.runs.schema import (
     FederatedConfig,

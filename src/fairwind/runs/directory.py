@@ -24,7 +24,7 @@ from fairwind.runs.files import (
     write_atomic,
     write_json,
 )
-from fairwind.runs.folder import CHECKPOINTS, identity, moved
+from fairwind.runs.folder import CHECKPOINTS, FEDERATED, identity, is_federated, moved, resuming
 from fairwind.runs.recipe import Recipe
 from fairwind.runs.references import is_reference, load_task
 from fairwind.runs.results import about, summarise
@@ -32,8 +32,6 @@ from fairwind.runs.schema import Environment, ResultsFile
 from fairwind.runs.seals import damaged, finish, history_lines
 from fairwind.setups import Where
 from fairwind.task import Task
-
-FEDERATED = "federated"  # what the recipe of a real federation's training holds, and a comparison's does not
 
 
 class RunDirectory:
@@ -214,11 +212,7 @@ class RunDirectory:
 
 def check_begun(path: Path) -> None:
     """Refuses a directory that holds neither a comparison nor a real federation's training."""
-    try:
-        federated = FEDERATED in read_json(path / RECIPE)
-    except (OSError, ValueError):
-        federated = False
-    if not federated:
+    if not is_federated(path):
         RunDirectory.open(path)
 
 
@@ -228,6 +222,6 @@ def _trained_elsewhere(path: Path) -> str:
         show = shlex.join(["fairwind", "report", str(path)])
         return f"{path} holds a real federation's training, which is finished: '{show}' shows it"
     return (
-        f"{path} holds a real federation's training, which is not finished: give the same 'flwr run' again, "
-        "and it goes on after the last round"
+        f"{path} holds a real federation's training, which is not finished: give {resuming(path)}, and it "
+        "goes on after the last round"
     )

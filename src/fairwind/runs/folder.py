@@ -9,9 +9,10 @@ from datetime import datetime
 from pathlib import Path
 
 from fairwind.errors import InputError
-from fairwind.runs.files import RECIPE, TRACKING, lock, sweep
+from fairwind.runs.files import RECIPE, TRACKING, lock, read_json, sweep
 
 CHECKPOINTS = "checkpoints"
+FEDERATED = "federated"  # what the recipe of a real federation's training holds, and a comparison's does not
 RUNS = Path("runs")  # where folders are made, if no other place is named
 
 
@@ -46,6 +47,21 @@ def held(path: Path, *, wait: bool = False) -> Iterator[None]:
 def holds_run(path: Path) -> bool:
     """Whether a comparison was started in a directory."""
     return (path / RECIPE).exists() or any((path / CHECKPOINTS).glob("[0-9]*.json"))
+
+
+def is_federated(path: Path) -> bool:
+    """Whether a directory is that of a real federation's training, which no command of ours resumes."""
+    try:
+        return FEDERATED in read_json(path / RECIPE)
+    except (OSError, ValueError):
+        return False
+
+
+def resuming(path: Path) -> str:
+    """What finishes a directory's training, or makes damaged files again."""
+    if is_federated(path):
+        return "the same 'flwr run' again, or the same NVFLARE job"
+    return f"'{shlex.join(['fairwind', 'resume', str(path)])}'"
 
 
 def check_free(path: Path) -> None:

@@ -8,13 +8,17 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairwind import algorithms, setups
 from fairwind.aggregation import first_state
 from fairwind.contract import AnyAlgorithm, Report
+from fairwind.data.samples import cast, tensors
+from fairwind.engine.checks import build
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.fitting import loss_name
+from fairwind.engine.modules import duplicate
+from fairwind.engine.plain import FITTED, PlainModel
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
@@ -59,6 +63,8 @@ class Recipe:
     """By label, a digest of each user's algorithm: of its results for a few made-up reports."""
     augment: str = ""
     """Names of the functions that change training inputs."""
+    task_digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """In a study, by seed, digests of a user's task: see `task_digests`."""
 
     @property
     def in_python(self) -> bool:
@@ -124,6 +130,7 @@ class Recipe:
             "judged_by": "loss or score",
             "own": "own algorithm",
             "augment": "augmentation",
+            "task_digests": "task",
         }
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
@@ -166,6 +173,8 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         content: dict[str, Any] = to_jsonable(dataclasses.asdict(self))
+        if not self.task_digests:
+            del content["task_digests"]
         return content
 
     @classmethod
@@ -188,6 +197,7 @@ class Recipe:
             tuple(content.get("judged_by", cls.judged_by)),
             content.get("own", {}),
             content.get("augment", ""),
+            content.get("task_digests", {}),
         )
 
     @property
@@ -291,6 +301,55 @@ def model_digest(simulation: Simulation) -> str:
 
 def _bytes(value: Tensor) -> bytes:
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def task_digests(task: Task, seeds: Iterable[int]) -> dict[str, str]:
+    """By seed, SHA-256 of a user's task: data, initial model, and what is computed for a few samples.
+
+    So another forward pass, loss, score or augmentation is another task, even under the same name.
+    """
+    parts = [task.federation.digest(), loss_name(task.loss), *_rehearsed(task)]
+    found = {}
+    for seed in seeds:
+        seen, model = hashlib.sha256("\n".join(parts).encode()), build(task.model, seed)
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            seen.update(f"{name}{tuple(value.shape)}{value.dtype}{name in trained}".encode())
+            seen.update(_bytes(value))
+        found[str(seed)] = seen.hexdigest()
+    return found
+
+
+def _rehearsed(task: Task) -> list[str]:
+    """What a task computes for a few samples, to nine digits: its loss in training, its loss and scores."""
+    model = duplicate(build(task.model, 0))
+    try:
+        return _computed(task, model.double(), digits=9)
+    except InputError:  # of a module that has its type in its code
+        return _computed(task, duplicate(build(task.model, 0)), digits=4)
+
+
+def _computed(task: Task, model: nn.Module, digits: int) -> list[str]:
+    dtype = next((p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
+    given = task.federation
+    federation = dataclasses.replace(
+        given, inputs=cast(given.inputs, dtype), targets=cast(given.targets, dtype)
+    )
+    plain = PlainModel.fitted(
+        model, federation, task.loss, task.score, task.solver.batch_size, augment=task.augment
+    )
+    samples = federation.at(slice(0, FITTED))
+    sizes = torch.tensor([len(tensors(samples[1])[0])])
+    judges = plain.loss.as_score, *plain.judges
+    with torch.no_grad():
+        with plain.own_generators():
+            plain.load(plain.layout.parts(plain.start))
+            plain.train()
+            numbers = [plain.training_loss(*samples, 1)]
+        for score, values in zip(judges, plain.scores(plain.start[None], *samples), strict=True):
+            numbers += [*values.reshape(-1), *score.of_clients(values, sizes).reshape(-1)]
+    names = [f"{score.name} {score.kind}" for score in plain.judges]
+    return [*names, plain.augmentation.name, *(f"{float(number):.{digits}e}" for number in numbers)]
 
 
 def algorithm_digest(algorithm: AnyAlgorithm) -> str:

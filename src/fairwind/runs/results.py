@@ -59,6 +59,7 @@ def results_of(
     runs: list[RunRow],
     timing: Timing,
     own: Mapping[str, str] | None = None,
+    task_digests: Mapping[str, str] | None = None,
     plan: Plan | None = None,
     engine: str = "",
 ) -> Results:
@@ -67,6 +68,7 @@ def results_of(
         "own": dict(own or {}),
         "setup": setup,
         "task": task,
+        "task_digests": dict(task_digests or {}),
         "command": command,
         "config": config,
         "plan": plan or {},
@@ -82,6 +84,8 @@ def results_of(
     }
     if not own:
         del results["own"]
+    if not task_digests:
+        del results["task_digests"]
     if plan is None:
         del results["plan"]
     if not engine:
@@ -120,6 +124,7 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
             simulation.seconds, simulation.round, len(simulation.runs), client_steps=simulation.client_steps
         ),
         own=recipe.own,
+        task_digests=recipe.task_digests,
         plan=plan or simulation.plan.to_json(),
     )
 

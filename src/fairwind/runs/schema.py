@@ -328,6 +328,7 @@ class Results(Findings):
     """What a comparison found."""
 
     own: NotRequired[dict[str, str]]
+    task_digests: NotRequired[dict[str, str]]  # of a study's own task, by seed
     plan: NotRequired[Plan]
     engine: NotRequired[str]  # what carried a real federation's messages
     environment: Environment

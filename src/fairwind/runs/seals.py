@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import shlex
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +24,7 @@ from fairwind.runs.files import (
     write_atomic,
     write_json,
 )
-from fairwind.runs.folder import holds_run
+from fairwind.runs.folder import holds_run, resuming
 from fairwind.runs.schema import HistoryLine, Results, ResultsFile
 
 
@@ -74,8 +73,7 @@ def damaged(path: Path, among: Iterable[str] | None = None) -> list[str]:
 def check_whole(path: Path) -> None:
     """Refuses a finished comparison of which a file is damaged."""
     if spoilt := damaged(path):
-        resume = shlex.join(["fairwind", "resume", str(path)])
-        again = f"'{resume}' makes it again" if holds_run(path) else TRAINED_AGAIN
+        again = f"{resuming(path)} makes it again" if holds_run(path) else TRAINED_AGAIN
         raise InputError(f"{path / spoilt[0]} is damaged: {again}")
 
 

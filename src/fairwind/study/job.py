@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +14,13 @@ from fairwind.errors import InputError
 from fairwind.runs.directory import RunDirectory
 from fairwind.runs.files import HISTORY, RECIPE, RESULTS, lock, read_json
 from fairwind.runs.folder import CHECKPOINTS, holds_run
-from fairwind.runs.recipe import Recipe, on_any_machine
+from fairwind.runs.recipe import Recipe, on_any_machine, to_jsonable
+from fairwind.runs.references import is_reference
 from fairwind.runs.seals import damaged
 from fairwind.runs.session import Session
 from fairwind.runs.training import Console
 from fairwind.setups import Where
-from fairwind.study.panel import Panel, choose, own_digests
+from fairwind.study.panel import Panel, choose, own_digests, own_task
 from fairwind.study.runs import Finished, RunKey
 from fairwind.tracking import Tracking
 
@@ -44,7 +45,7 @@ def missing(
 
     `digest` identifies the data of a setup, if several are known; `options` are settings.
     """
-    groups: dict[tuple[str, str, tuple[int, ...]], tuple[Settings, list[str]]] = {}
+    groups: dict[tuple[str, str, tuple[int, ...]], tuple[Settings, Mapping[str, str], list[str]]] = {}
     planned: set[tuple[RunKey, object]] = set()
     for panel in panels:
         settings, keys = panel.settings(**options), panel.keys()
@@ -54,11 +55,22 @@ def missing(
             left = [key for key in left if (key, panel.changes.get("precision")) not in planned]
             planned |= {(key, panel.changes.get("precision")) for key in left}
             if left:
-                place = panel.setup, json.dumps(dataclasses.asdict(settings)), tuple(key.seed for key in left)
-                groups.setdefault(place, (settings, []))[1].append(spec)
+                seeds, tasks = tuple(key.seed for key in left), panel.task_digests()
+                place = panel.setup, json.dumps(to_jsonable(dataclasses.asdict(settings))), seeds
+                groups.setdefault(place, (settings, tasks, []))[2].append(spec)
     return [
-        Job(Recipe(setup, tuple(specs), seeds, settings, own=own_digests(specs)), where(setup))
-        for (setup, _, seeds), (settings, specs) in groups.items()
+        Job(
+            Recipe(
+                setup,
+                tuple(specs),
+                seeds,
+                settings,
+                own=own_digests(specs),
+                task_digests={seed: digest for seed, digest in tasks.items() if int(seed) in seeds},
+            ),
+            where(setup),
+        )
+        for (setup, _, seeds), (settings, tasks, specs) in groups.items()
     ]
 
 
@@ -77,14 +89,15 @@ def run(
     The stored files are small and contain no local paths: the results with their settings, the history and
     the clients' numbers. If another process trains the job, it is waited for, or `BusyError` is raised.
     """
-    task = setups.task(job.recipe.setup, job.where, say)
+    own, name = is_reference(job.recipe.setup), job.recipe.setup.partition(":")[0]
+    task = own_task(job.recipe.setup) if own else setups.task(job.recipe.setup, job.where, say)
     recipe = replace(job.recipe, data=task.federation.origin.get("digest"))
     key = replace(recipe, settings=on_any_machine(recipe.settings)).digest[:10]
     Session(
         recipe=recipe,
         load=lambda: task,
         where=job.where,
-        path=out / RUNS / f"{recipe.setup.partition(':')[0]}-{key}",
+        path=out / RUNS / f"{Path(name).stem if own else name}-{key}",
         find=_begun,
         models=False,
         wait=wait,

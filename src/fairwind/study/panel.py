@@ -3,14 +3,24 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from fairwind import algorithms, setups
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, unknown
-from fairwind.runs.recipe import Recipe, algorithm_digest, build_algorithm, settings_of
-from fairwind.runs.references import is_reference
-from fairwind.study.runs import Finished, RunKey
+from fairwind.runs.recipe import (
+    Recipe,
+    algorithm_digest,
+    build_algorithm,
+    changed_settings,
+    settings_of,
+    task_digests,
+    to_jsonable,
+)
+from fairwind.runs.references import is_reference, load_task
+from fairwind.study.runs import EMPTY, Finished, RunKey
+from fairwind.task import Task
 
 EXACT = ("float32", "tf32", "bf16")  # the most precise first
 
@@ -21,6 +31,7 @@ class Panel:
 
     title: str
     setup: str
+    """A setup's spec; or a task of one's own, FILE.py:NAME."""
     algorithms: tuple[str, ...] = algorithms.PAPER
     seeds: tuple[int, ...] = (0, 1, 2)
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -31,20 +42,33 @@ class Panel:
     def check(self) -> None:
         """Checks everything that can be checked before anything is read or trained."""
         self.settings()
-        setups.arguments_of(self.setup)
+        if not is_reference(self.setup):
+            setups.arguments_of(self.setup)
         Recipe(self.setup, self.algorithms, self.seeds, self.settings()).check()
 
     def settings(self, **options: Any) -> Settings:
         """The settings of its runs; `options` are those that do not affect numbers, such as the device."""
-        return settings_of(self.setup, **{**options, **self.changes})
+        changes = {**options, **self.changes}
+        if is_reference(self.setup):
+            task = own_task(self.setup)
+            return changed_settings(task.solver, task.rounds, **changes)
+        return settings_of(self.setup, **changes)
 
     def keys(self) -> dict[str, list[RunKey]]:
         """The runs it needs: for each algorithm, one per seed."""
-        settings, own = dataclasses.asdict(self.settings()), own_digests(self.algorithms)
+        settings, own = to_jsonable(dataclasses.asdict(self.settings())), own_digests(self.algorithms)
+        tasks = self.task_digests()
         return {
-            spec: [RunKey.of(self.setup, spec, seed, settings, own) for seed in self.seeds]
+            spec: [
+                RunKey.of(self.setup, spec, seed, settings, own, tasks.get(str(seed), ""))
+                for seed in self.seeds
+            ]
             for spec in self.algorithms
         }
+
+    def task_digests(self) -> Mapping[str, str]:
+        """By seed, digests of a task of one's own; none of a setup."""
+        return _task_digests(self.setup, self.seeds) if is_reference(self.setup) else EMPTY
 
 
 @dataclass(frozen=True)
@@ -56,6 +80,17 @@ class Study:
     question: str
     panels: tuple[Panel, ...]
     charts: tuple[str, ...] = ("curves", "distribution")
+
+
+@cache
+def own_task(reference: str) -> Task:
+    """The task that a reference names, loaded once."""
+    return load_task(reference)
+
+
+@cache
+def _task_digests(reference: str, seeds: tuple[int, ...]) -> Mapping[str, str]:
+    return task_digests(own_task(reference), seeds)
 
 
 def own_digests(labels: Iterable[str]) -> dict[str, str]:

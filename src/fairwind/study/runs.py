@@ -41,12 +41,16 @@ class RunKey(NamedTuple):
         seed: int,
         settings: Mapping[str, Any],
         own: Mapping[str, str] = EMPTY,
+        task: str = "",
     ) -> "RunKey":
-        """`own` are digests of algorithms that are no specs: another with the same name is another run."""
+        """`own` are digests of algorithms that are no specs: another with the same name is another run.
+
+        So is another `task`, a digest, where the setup is a task of one's own.
+        """
         name, known = algorithm.partition(":")[0], {n: parameters(b) for n, b in algorithms.REGISTRY.items()}
         parts = own[algorithm] if algorithm in own else arguments("algorithm", algorithm, known)
         given = (algorithm if algorithm in own else name, parts)
-        data = (setup.partition(":")[0], setups.arguments_of(setup))
+        data = ("task", task) if task else (setup.partition(":")[0], setups.arguments_of(setup))
         # A field that did not exist when a run was stored has its default.
         every = dataclasses.asdict(Settings()) | dict(settings)
         decide = {name: every[name] for name in names_of("numbers")}
@@ -127,9 +131,10 @@ def _read(folder: Path) -> Iterator[Finished]:
     asked = itertools.product(config["algorithms"], config["seeds"])
     # A run may have further models, personal or averaged, with other labels: studies compare the first.
     firsts = [r for r, row in enumerate(rows) if row["algorithm"] in config["algorithms"]]
+    own, tasks = results.get("own", EMPTY), results.get("task_digests", EMPTY)
     for (spec, seed), r in zip(asked, firsts, strict=True):
         yield Finished(
-            key=RunKey.of(results["setup"], spec, seed, config, results.get("own", EMPTY)),
+            key=RunKey.of(results["setup"], spec, seed, config, own, tasks.get(str(seed), "")),
             row=rows[r],
             history=lines[r :: len(rows)],
             accuracy=None if accuracy is None else accuracy[r],
