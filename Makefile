@@ -26,7 +26,7 @@ paper-smoke: setup  ## every study of the paper, a few rounds each, on made-up f
 	$(BIN)/fairwind paper all --scale smoke --device cpu --data-dir $(SMOKE)/files --cache $(SMOKE)/cache --out $(SMOKE)
 
 $(VENV)/.flower: $(VENV)/.ready  # on top, so that the demo does not pay for it
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flower,privacy]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flower,privacy,onnx]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.ready

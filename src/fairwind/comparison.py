@@ -281,10 +281,10 @@ class Comparison:
         """A table, in a notebook."""
         try:
             from fairwind.report.html import measures_table
-            from fairwind.report.table import measures
+            from fairwind.report.table import FIRST, measures
         except ModuleNotFoundError:
             return f"<pre>{escape(repr(self))}</pre>"
-        return measures_table(self.results, measures(self.results)[:7], ahead=self.ahead())
+        return measures_table(self.results, measures(self.results)[: len(FIRST)], ahead=self.ahead())
 
     def ahead(self) -> dict[str, str]:
         """By measure, the algorithm that is shown to be the best."""

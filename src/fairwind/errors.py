@@ -76,9 +76,12 @@ def python_numbers(value: Any) -> Any:
 
 
 def store_python_numbers(record: Any) -> None:
-    """Converts the numbers in the fields of a frozen dataclass, in place."""
+    """Converts the numbers in the fields of a frozen dataclass, in place; an int where floats go, too."""
     for field in fields(record):
-        object.__setattr__(record, field.name, python_numbers(getattr(record, field.name)))
+        value = python_numbers(getattr(record, field.name))
+        if type(value) is int and abs(value) < 2**53 and field.type in (float, float | None):
+            value = float(value)
+        object.__setattr__(record, field.name, value)
 
 
 def positive(**values: float) -> None:

@@ -9,11 +9,12 @@ each is multiplied by its own quantile of Student's t, so that the interval does
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fairwind.runs.schema import ClientMetric
 from fairwind.scores import Kind
 
 Floats = NDArray[np.float64]
@@ -21,11 +22,8 @@ Floats = NDArray[np.float64]
 LEVEL = 0.95
 GROUPS = 500  # of clients that are left out in turn: one client each, where there are no more
 AT_ONCE = 2**18  # weights held at a time, which stay in the cache
-KEYS = (
-    *("avg", "std", "worst30", "best30", "avg_weighted", "std_weighted", "worst30_weighted"),
-    *("std_beyond_noise", "rsd_error", "jain", "gini", "loss_avg", "loss_worst30"),
-)
-# Not "worst": one client is no sample, and leaving clients out says nothing of extremes.
+KEYS = tuple(name for name in get_args(ClientMetric) if name != "worst")
+# One client is no sample, and leaving clients out says nothing of extremes.
 
 
 class Interval(NamedTuple):
@@ -177,7 +175,7 @@ def _measured(
             found["loss_worst30"] = np.stack(
                 [_by_rank(weights, *row)[1] for row in zip(loss, of_loss, strict=True)]
             )
-    return {key: found[key] for key in KEYS if key in found}
+    return {key: found[key] for key in KEYS if loss is not None or not key.startswith("loss")}
 
 
 def _by_rank(weights: Floats, values: Floats, order: NDArray[np.int64]) -> Floats:

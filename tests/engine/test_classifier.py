@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from conftest import CLASSES, DEVICE, FEATURES, compiler_found
 from fairwind import Federation, Settings, Solver, algorithms
 from fairwind.engine.backends.backend import compile_steps
-from fairwind.engine.backends.classifier import Classifier, applies
+from fairwind.engine.backends.classifier import Classifier
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.stacked.chunks import Kind
@@ -235,7 +235,7 @@ def test_which_steps_it_takes(
 
 def applied(made: Simulation, kind: Kind) -> bool:
     workspace = stacked_of(made).workers.states[0][kind]
-    return applies(kind, workspace.model, workspace.data, workspace.rules, made.settings.solver)
+    return Classifier.applies(kind, workspace.model, workspace.data, workspace.rules, made.settings.solver)
 
 
 def test_short_runs_are_compiled_too_because_it_takes_seconds() -> None:

@@ -1,6 +1,7 @@
 """A setting is declared once: whatever lists settings follows from its field."""
 
 import inspect
+import json
 from dataclasses import asdict, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -75,6 +76,7 @@ NOTICED: dict[str, Any] = {
     "clients_per_round": 1,
     "probe_samples": 1,
     "target": -1.0,
+    "patience": 1,
 }
 
 
@@ -85,6 +87,23 @@ def test_a_setting_that_decides_the_numbers_changes_them(ragged: fw.Federation, 
     plain = fw.simulate(task, "adafedadam", **options)
     changed = fw.simulate(task, "adafedadam", **options, **{name: NOTICED[name]})
     assert plain.rounds != changed.rounds or not torch.equal(plain.loss, changed.loss)
+
+
+def test_settings_at_their_defaults_are_no_part_of_a_digest() -> None:
+    """So that directories outlive the next setting."""
+    made = recipe(PLAIN)
+    kept = json.loads(json.dumps(made.to_json()))
+    del kept["settings"]["patience"], kept["settings"]["solver"]["clip"]
+    assert Recipe.from_json(kept).digest == made.digest
+    assert recipe(replace(PLAIN, patience=3)).digest != made.digest
+    assert recipe(replace(PLAIN, solver=fw.Solver(clip=1.0))).digest != made.digest
+
+
+def test_an_integer_is_the_same_setting_as_its_float() -> None:
+    whole, real = (fw.Settings(participation=one, solver=fw.Solver(lr=one, clip=one)) for one in (1, 1.0))
+    assert recipe(whole).digest == recipe(real).digest
+    keys = [RunKey.of("synthetic", "fedavg", 0, asdict(settings)) for settings in (whole, real)]
+    assert keys[0] == keys[1]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairwind.intervals import jackknife
 from fairwind.metrics import METRICS, fairness, over_seeds
+from fairwind.report.table import MEASURES
 
 accuracies = st.lists(st.floats(0, 100), min_size=1, max_size=40)
 
@@ -100,6 +102,13 @@ def test_a_loss_that_is_not_a_number_is_not_hidden() -> None:
     found = fairness([10, 20, 30, 40], [1, math.nan, 3, 2], [5, 5, 5, 5])
     assert math.isnan(found["loss_avg"])
     assert math.isnan(found["loss_worst30"])
+
+
+def test_every_metric_has_a_column_and_an_interval() -> None:
+    assert [measure.key for measure in MEASURES] == list(METRICS)
+    scores, sizes = np.array([[50.0, 60.0, 90.0]]), np.ones(3)
+    values = jackknife(scores, 1 - scores / 100, sizes, 1).values
+    assert set(values) | {"worst"} == set(METRICS)
 
 
 def test_over_seeds() -> None:

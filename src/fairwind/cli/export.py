@@ -22,11 +22,11 @@ class Export:
     to: Annotated[Path, values(Path, metavar="FILE")] = Path("model.safetensors")
     """NAME.safetensors or NAME.pt for its state dict; NAME.onnx for a graph that runs without PyTorch, which
     needs the extra fairwind[onnx]."""
-    algorithm: str | None = None
+    algorithm: Annotated[str | None, values(str, metavar="NAME")] = None
     """The algorithm that trained it, as the table names it (the first if not given)."""
     seed: int | None = None
     """The seed it was trained under (the first if not given)."""
-    client: str | None = None
+    client: Annotated[str | None, values(str, metavar="NAME")] = None
     """Whose model, where each client has its own."""
 
     def run(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,21 @@ Method = Literal["sgd", "adam", "adamw", "rmsprop"]
 Rate = Tensor | float
 
 
+class Trait(NamedTuple):
+    """What distinguishes a method, besides its formula in `Solver.update`."""
+
+    module: type[torch.optim.Optimizer]  #: PyTorch's own.
+    moments: int = 0  #: Numbers of optimizer state that each parameter has, besides the momentum's.
+    takes_momentum: bool = False
+    decoupled: bool = False  #: Whether weight decay shrinks the parameters; else it is added to the gradient.
+
+
+TRAITS: dict[Method, Trait] = {
+    "sgd": Trait(torch.optim.SGD, takes_momentum=True),
+    "adam": Trait(torch.optim.Adam, moments=2),
+    "adamw": Trait(torch.optim.AdamW, moments=2, decoupled=True),
+    "rmsprop": Trait(torch.optim.RMSprop, moments=1, takes_momentum=True),
+}
 PYTHON_ONLY = {"command_line": False}  # no option of the command line
 
 
@@ -66,7 +81,7 @@ class Solver:
             raise unknown("optimizer", str(self.optimizer), get_args(Method))
         if self.nesterov and (not self.momentum or self.optimizer != "sgd"):
             raise InputError("nesterov needs SGD with momentum > 0")
-        if self.momentum and self.optimizer not in ("sgd", "rmsprop"):
+        if self.momentum and not (self.trait and self.trait.takes_momentum):
             raise InputError(f"momentum is for SGD and RMSprop; {self.name} has betas, or its own arguments")
 
     def _settle_work(self) -> None:
@@ -98,6 +113,11 @@ class Solver:
         return getattr(self.optimizer, "__name__", str(self.optimizer))
 
     @property
+    def trait(self) -> Trait | None:
+        """Of the method; None for a class of torch.optim."""
+        return None if callable(self.optimizer) else TRAITS[self.optimizer]
+
+    @property
     def work(self) -> tuple[float, float]:
         """The fewest and the most epochs of a round, or steps."""
         given = self.epochs if self.steps is None else self.steps
@@ -127,7 +147,7 @@ class Solver:
     @property
     def moments(self) -> int:
         """How many numbers of optimizer state each parameter has."""
-        return {"sgd": 0, "rmsprop": 1}.get(self.name, 2) + bool(self.momentum)
+        return (self.trait.moments if self.trait else 2) + bool(self.momentum)
 
     def rate(self, round: int) -> float:
         """η in a round."""
@@ -156,8 +176,9 @@ class Solver:
         self, x: Tensor, g: Tensor, moments: tuple[Tensor, ...], lr: Rate, step: Rate
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The change of parameters `x` with gradient `g` in a `step`, counted from 1; and the new moments."""
-        decayed = -lr * self.weight_decay * x if self.optimizer == "adamw" else 0.0
-        if self.weight_decay and self.optimizer != "adamw":
+        assert self.trait is not None
+        decayed = -lr * self.weight_decay * x if self.trait.decoupled else 0.0
+        if self.weight_decay and not self.trait.decoupled:
             g = g + self.weight_decay * x
         if self.optimizer in ("adam", "adamw"):
             m = moments[0] + (1 - self.betas[0]) * (g - moments[0])
@@ -177,14 +198,16 @@ class Solver:
         """PyTorch's own optimiser, for a loop over clients."""
         if callable(self.optimizer):
             return self.optimizer(parameters, lr=lr)
-        decay: dict[str, Any] = {"lr": lr, "weight_decay": self.weight_decay}
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, momentum=self.momentum, nesterov=self.nesterov, **decay)
+        assert self.trait is not None
+        options: dict[str, Any] = {"lr": lr, "weight_decay": self.weight_decay}
+        if self.trait.takes_momentum:
+            options["momentum"] = self.momentum
+        own: dict[str, Any] = {"nesterov": self.nesterov}
         if self.optimizer == "rmsprop":
-            own: dict[str, Any] = {"alpha": self.smoothing, "eps": self.eps, "momentum": self.momentum}
-            return torch.optim.RMSprop(parameters, **own, **decay)
-        kinds: dict[Method, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-        return kinds[self.optimizer](parameters, betas=self.betas, eps=self.eps, **decay)
+            own = {"alpha": self.smoothing, "eps": self.eps}
+        elif self.optimizer != "sgd":
+            own = {"betas": self.betas, "eps": self.eps}
+        return self.trait.module(parameters, **options, **own)
 
 
 def option_names() -> list[str]:

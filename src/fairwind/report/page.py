@@ -26,6 +26,7 @@ from fairwind.report.provenance import how_section
 from fairwind.report.record import Record, read_record
 from fairwind.report.sizes import shown_by_size, sizes, trend_words
 from fairwind.report.table import (
+    FIRST,
     by_other_scores,
     count,
     display_name,
@@ -153,7 +154,7 @@ def _summary(record: Record, runs: Paired) -> str:
     return (
         f"<p>{escaped(score.title)} on the clients’ own {record.part} data after the last "
         f"round{unit}. {reading(results)} {escaped(how_sure(record))}</p>"
-        f"{measures_table(results, shown[:7], ahead=ahead)}{_further(results)}"
+        f"{measures_table(results, shown[: len(FIRST)], ahead=ahead)}{_further(results)}"
         "<details><summary>Other measures of fairness, and the losses</summary>"
         f"{measures_table(results, shown[7:], 'Other measures', ahead=ahead)}</details>"
         f'<details><summary>What the columns mean</summary><dl class="pairs">{meanings}</dl></details>'

@@ -23,7 +23,7 @@ from fairwind.report.paper_comparison import (
 )
 from fairwind.report.record import Record
 from fairwind.report.spread import distribution
-from fairwind.report.table import MEASURES, algorithm_of, count, display_name, seed_count
+from fairwind.report.table import FIRST, MEASURES, algorithm_of, count, display_name, seed_count
 from fairwind.report.targets import TARGETS_READ, target_tables
 from fairwind.runs.results import summary_of
 from fairwind.runs.schema import ResultsFile, RunRow
@@ -129,7 +129,7 @@ def panel_section(study: Study, i: int, shown: Shown, drawn: Collection[str]) ->
             f"{measures_table(record.results, MEASURES, panel.title, ahead=ahead)}</details>"
         )
     else:
-        body += measures_table(record.results, MEASURES[:7], panel.title, ahead=ahead)
+        body += measures_table(record.results, FIRST, panel.title, ahead=ahead)
     if len(record.labels) > 1 and np.isfinite(record.score).any():
         body += _paired(runs)
     if "targets" in study.charts:

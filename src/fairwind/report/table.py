@@ -100,6 +100,8 @@ GROUP_MEASURES = (
 )
 SCORES = {"mae": "MAE", "mse": "MSE", "rmse": "RMSE", "f1": "F1", "auc": "AUC", "r2": "R²", "iou": "IoU"}
 SCORES |= {"multilabel_accuracy": "multi-label accuracy"}
+ON_TERMINAL = ("avg", "std", "worst30", "worst", "avg_weighted")  # columns that fit into 80
+FIRST = MEASURES[:7]  # which a page shows; the others are folded below
 OF_SCORES = ("avg", "worst30", "best30", "worst", "avg_weighted", "worst30_weighted", "worst_group_avg")
 
 
@@ -277,7 +279,7 @@ def summary_table(results: Findings, ahead: Mapping[str, str] | None = None, wid
     `ahead` names, by measure, the algorithm that is shown to be the best, which is bold.
     """
     groups = group_measures(results)  # in the place of two others
-    others = ("avg", "std", "worst30") if groups else ("avg", "std", "worst30", "worst", "avg_weighted")
+    others = ON_TERMINAL[:3] if groups else ON_TERMINAL
     shown = [*(m for m in measures(results) if m.key in others), *groups]
     seeds = seed_count(results)
     texts = [[mean_and_spread(row.get(m.key), m, seeds) for m in shown] for row in results["summary"]]

@@ -202,8 +202,15 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Identifies this recipe; checkpoints with another digest are refused."""
-        text = json.dumps(self.to_json(), sort_keys=True)
+        """Identifies this recipe; checkpoints with another digest are refused.
+
+        Settings at their defaults are left out, so that a new setting changes no digest.
+        """
+        content, plain = self.to_json(), to_jsonable(dataclasses.asdict(Settings()))
+        settings, solver = content["settings"], content["settings"]["solver"]
+        solver = {name: value for name, value in solver.items() if value != plain["solver"][name]}
+        settings = {name: value for name, value in settings.items() if value != plain[name]}
+        text = json.dumps(content | {"settings": settings | {"solver": solver}}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -272,9 +279,6 @@ def changed_settings(own: Solver, own_rounds: int, **changes: Any) -> Settings:
     for one, other in (("epochs", "steps"), ("steps", "epochs")):
         if one in local:  # replaces the task's own
             local.setdefault(other, None)
-    for name in ("lr", "momentum", "weight_decay"):
-        if isinstance(local.get(name), int):
-            local[name] = float(local[name])
     solver = dataclasses.replace(own, **{**(SOLVERS[named]._asdict() if named else {}), **local})
     return Settings(**{"rounds": own_rounds, **changes, "solver": solver})
 

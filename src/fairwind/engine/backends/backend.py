@@ -1,11 +1,14 @@
-"""What computes compiled steps: PyTorch's compiler, ahead of time or not, or C++ written for them."""
+"""What computes compiled steps: PyTorch's compiler, ahead of time or not, or C++ written for them.
+
+Code of one's own for a kind of model is a `Handwritten` class in HANDWRITTEN.
+"""
 
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Literal, assert_never
+from typing import Any, Literal, Protocol, assert_never
 
-from fairwind.engine.backends.classifier import Classifier, applies
+from fairwind.engine.backends.classifier import Classifier
 from fairwind.engine.backends.compiling import Library, compiled_for_gpu
 from fairwind.engine.backends.native import compiler
 from fairwind.engine.executor import Run
@@ -16,20 +19,43 @@ from fairwind.engine.schedule import Planner
 from fairwind.engine.solver import Solver
 from fairwind.engine.stacked.chunks import Kind
 from fairwind.engine.stacked.model import StackedModel
-from fairwind.engine.stacked.workspace import Workspace
+from fairwind.engine.stacked.workspace import TakeSteps, Workspace
 from fairwind.errors import InputError, first_line
+
+
+class Handwritten(Protocol):
+    """Code for the steps of some models, as `stacked/steps.py` defines them."""
+
+    @staticmethod
+    def applies(
+        kind: str, model: StackedModel, data: tuple[Any, Any], rules: Rules, solver: Solver
+    ) -> bool: ...
+
+    def __init__(self, kind: str, model: StackedModel, rules: Rules) -> None: ...
+
+    def driver(self) -> TakeSteps: ...  # for one thread
+
+
+HANDWRITTEN: tuple[type[Handwritten], ...] = (Classifier,)
+
+
+def _handwritten(
+    kind: str, model: StackedModel, data: tuple[Any, Any], rules: Rules, solver: Solver
+) -> type[Handwritten] | None:
+    """What computes the steps of a kind, if there is code for them."""
+    return next((code for code in HANDWRITTEN if code.applies(kind, model, data, rules, solver)), None)
 
 
 def handwritten(
     model: StackedModel, planner: Planner, runs: Sequence[Run], ways: Mapping[Pass, Locals]
 ) -> Literal["all", "some", "none"]:
-    """For which of the kinds of steps that runs need there is C++."""
+    """For which of the kinds of steps that runs need there is code of our own."""
     federation = planner.federation
     hosted = federation.compute_device is not None
     data = federation.at(slice(0, 1)) if hosted else (federation.inputs, federation.targets)
     rules: dict[Kind, Rules] = {run.algorithm.probe: PLAIN for run in runs if run.algorithm.probe != "none"}
     rules |= {way: local.rules for way, local in ways.items()}
-    has = [applies(kind, model, data, rule, planner.solver) for kind, rule in rules.items()]
+    has = [_handwritten(kind, model, data, rule, planner.solver) for kind, rule in rules.items()]
     return "all" if all(has) else "some" if any(has) else "none"
 
 
@@ -47,10 +73,10 @@ def compile_steps(how: Steps, kind: Kind, workspaces: Sequence[Workspace], solve
         first.step = compiled_for_gpu(first.step)
         return
     try:
-        library: Library | Classifier
+        library: Library | Handwritten
         match how:
-            case "hand-written" if applies(kind, first.model, first.data, first.rules, solver):
-                library = Classifier(kind, first.model, first.rules)
+            case "hand-written" if code := _handwritten(kind, first.model, first.data, first.rules, solver):
+                library = code(kind, first.model, first.rules)
             case "hand-written" | "ahead-of-time":
                 library = Library(first.step, *first.example())
             case _:

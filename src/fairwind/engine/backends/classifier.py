@@ -39,7 +39,14 @@ LINEAR = {
 
 
 class Classifier:
-    """Lets rows of linear classifiers take steps of a kind; any number of threads may use it."""
+    """Steps of a kind of linear classifiers; any number of threads may use it."""
+
+    @staticmethod
+    def applies(kind: str, model: StackedModel, data: tuple[Any, Any], rules: Rules, solver: Solver) -> bool:
+        """Whether the model is a linear classifier, and the C++ knows its steps of a kind."""
+        if kind not in KINDS or rules.corrected or any(callable(scale) for scale in rules.scales):
+            return False
+        return (solver.plain or kind in ("gradient", "loss")) and _classifies(model, *data)
 
     def __init__(self, kind: str, model: StackedModel, rules: Rules):
         self.kind = KINDS[kind]
@@ -52,7 +59,7 @@ class Classifier:
         return self
 
     def __call__(self, rows: Rows, batches: Batches, inputs: Any, targets: Any, counts: list[int]) -> None:
-        """Lets rows take steps, each by the first so many."""
+        """Step s updates the first counts[s] rows."""
         weight, bias = _parts(rows.weights)
         sums = _parts(rows.kept[0]) if rows.kept else (None, None)
         offset = _parts(rows.offset) if rows.offset else (None, None)
@@ -72,13 +79,6 @@ def _parts(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """The weight and the bias of rows."""
     weight = next(part for part in parts if part.ndim == 3)
     return weight, next((part for part in parts if part.ndim == 2), None)
-
-
-def applies(kind: str, model: StackedModel, data: tuple[Any, Any], rules: Rules, solver: Solver) -> bool:
-    """Whether the model is a linear classifier, and the C++ knows its steps of a kind."""
-    if kind not in KINDS or rules.corrected or any(callable(scale) for scale in rules.scales):
-        return False
-    return (solver.plain or kind in ("gradient", "loss")) and _classifies(model, *data)
 
 
 def _classifies(model: StackedModel, inputs: Any, targets: Any) -> bool:

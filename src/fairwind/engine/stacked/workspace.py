@@ -15,7 +15,7 @@ from fairwind.engine.local import PLAIN, Modifications, Rules
 from fairwind.engine.stacked.model import StackedModel
 from fairwind.engine.stacked.steps import Batches, Rows, Step
 
-# Lets rows take steps, each by the first so many.
+# Step s updates the first counts[s] rows.
 TakeSteps = Callable[[Rows, Batches, Any, Any, list[int]], None]
 
 
