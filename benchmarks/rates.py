@@ -45,13 +45,15 @@ def chosen_rates(task: fw.Task, rounds: list[int]) -> dict[int, dict[str, float]
     trained = fw.compare(search, list(grid), seeds=[0], rounds=rounds[-1], eval_every=10, progress=False)
     choices: dict[int, dict[str, float]] = {}
     for horizon in rounds:
-        best: dict[str, tuple[float, float]] = {}
+        best: dict[str, tuple[tuple[float, float], float]] = {}  # the average decides among equal worst 30 %
         for run in trained:
             line = next(line for line in run.history if line["round"] == horizon)
             name, rate = grid[run.algorithm]
-            worst30 = line["worst30"]
-            if worst30 is not None and (name not in best or worst30 > best[name][0]):
-                best[name] = worst30, rate
+            average, worst30 = line["avg"], line["worst30"]
+            if average is None or worst30 is None:
+                continue
+            if name not in best or (worst30, average) > best[name][0]:
+                best[name] = (worst30, average), rate
         choices[horizon] = {name: rate for name, (_, rate) in best.items()}
     return choices
 

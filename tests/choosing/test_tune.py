@@ -11,7 +11,7 @@ import fairwind as fw
 from conftest import make_federation, make_model
 from fairwind import InputError, algorithms
 from fairwind.algorithms.ranges import ranges
-from fairwind.choosing import Aim, Tuned, search, tune, tuned
+from fairwind.choosing import Aim, Trial, Tuned, search, tune, tuned
 from fairwind.engine.executor import Run
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
@@ -180,6 +180,8 @@ def test_parameters_that_are_given_stay() -> None:
         ("worst30", (90.0, 60.0), (71.0, 61.0), 1),
         ("average", (0.5, 0.9), (0.4, 2.0), -1),  # an error
         ("worst30", (0.5, 0.9), (0.6, 0.8), -1),
+        ("worst30", (20.0, 0.0), (30.0, 0.0), 1),  # the average decides among equal ones
+        ("worst30", (0.6, 0.9), (0.5, 0.9), -1),
         ("within=5", (90.0, 84.0), (71.0, 66.0), 1),  # fair enough beats a better average
         ("within=5", (70.0, 66.0), (71.0, 66.0), 1),
         ("within=5", (90.0, 70.0), (60.0, 50.0), 1),  # where none is, the fairer one
@@ -187,7 +189,12 @@ def test_parameters_that_are_given_stay() -> None:
 )
 def test_aims(text: str, worse: tuple[float, float], better: tuple[float, float], sign: int) -> None:
     aim = Aim.read(text)
-    assert aim.judge(*better, sign) > aim.judge(*worse, sign) > aim.judge(None, None, sign)
+    trials = [
+        Trial("fedavg", 0.1, 50, average, worst30, *aim.judge(average, worst30, sign))
+        for average, worst30 in ((None, None), worse, better)
+    ]
+    assert sorted(trials, key=lambda trial: trial.order) == trials
+    assert sorted(trials, key=lambda trial: trial.told) == trials
 
 
 @pytest.mark.parametrize(

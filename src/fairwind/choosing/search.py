@@ -49,13 +49,17 @@ class Aim(NamedTuple):
         positive(within=within)
         return cls("average", within)
 
-    def judge(self, average: float | None, worst30: float | None, sign: int) -> tuple[int, float]:
-        """Larger is better. A model that is not fair enough is below all that are, whatever its value."""
+    def judge(self, average: float | None, worst30: float | None, sign: int) -> tuple[int, float, float]:
+        """Larger is better. A model that is not fair enough is below all that are, whatever its value.
+
+        The last number decides among equal values: a worst 30 % of 0 is common after few rounds.
+        """
         if average is None or worst30 is None:
-            return DIVERGED, 0.0
+            return DIVERGED, 0.0, 0.0
         if self.within is not None and abs(average - worst30) > self.within:
-            return UNFAIR, -abs(average - worst30)
-        return FAIR, sign * (average if self.metric == "average" else worst30)
+            return UNFAIR, -abs(average - worst30), sign * average
+        first, second = (average, worst30) if self.metric == "average" else (worst30, average)
+        return FAIR, sign * first, sign * second
 
     def __str__(self) -> str:
         if self.within is not None:
@@ -73,16 +77,18 @@ class Trial(NamedTuple):
     worst30: float | None
     kind: int  #: 2 is as fair as asked, 1 is not, 0 diverged.
     value: float  #: By the aim; larger is better, among those of a kind.
+    second: float  #: Of average and worst 30 % the other; larger is better, among equal values.
 
     @property
-    def order(self) -> tuple[int, float]:
+    def order(self) -> tuple[int, float, float]:
         """Larger is better."""
-        return self.kind, self.value
+        return self.kind, self.value, self.second
 
     @property
     def told(self) -> float:
         """The same as one number, for a sampler that looks at the order alone."""
-        return 3 * self.kind + self.value / (1 + abs(self.value))
+        value, second = (number / (1 + abs(number)) for number in (self.value, self.second))
+        return 3 * self.kind + value + 1e-9 * second
 
 
 class Search(NamedTuple):

@@ -25,6 +25,7 @@ class Point(NamedTuple):
     worst30: float | None
     kind: int
     value: float
+    second: float
 
 
 class Page(NamedTuple):
@@ -93,7 +94,9 @@ def write_search(folder: Path, page: Page) -> Path:
     labels = list(dict.fromkeys(algorithm_of(point.spec) for point in page.points))
     most = max(point.rounds for point in page.points)
     whole = sum(point.rounds == most for point in page.points)
-    best = sorted(page.points, key=lambda point: (point.kind, point.value), reverse=True)[:MOST_ROWS]
+    best = sorted(page.points, key=lambda point: (point.kind, point.value, point.second), reverse=True)[
+        :MOST_ROWS
+    ]
     rows = [
         [
             display_name(point.spec),
