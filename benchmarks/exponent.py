@@ -13,7 +13,8 @@ from typing import Any
 
 import fairwind as fw
 from fairwind.runs.environment import environment
-from rates import RATES, SEEDS, SHOWN, tasks
+from rates import RATES, SEEDS, SHOWN
+from tuning import tasks
 
 CHOSEN = Path(__file__).parent / "results" / "rates.json"
 SIZES = (1, 0.5, 0)

@@ -4,8 +4,7 @@
 
 For each of the paper's five algorithms, a grid of server rates is trained once; after 10, 50, 200 and all
 rounds, the rate with the best worst 30 % on validation samples is chosen. Then choices and defaults are
-trained for so many rounds under five other seeds, and compared on the test samples. `femnist` is 40 writers
-of the files in --data-dir, or of the hub, for 200 rounds.
+trained for so many rounds under five other seeds, and compared on the test samples.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from typing import Any
 
 import fairwind as fw
 from fairwind.runs.environment import environment
-from tuning import TASKS
+from tuning import tasks
 
 ADAPTIVE = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)  # about how far each weight moves in a round
 RATES = {
@@ -90,15 +89,6 @@ def shown(row: dict[str, Any]) -> str:
         apart, low, high = row["difference"]["worst30"]
         told = f"→ {chosen} with {row['rate']:g}; worst 30 % {apart:+.1f} [{low:+.1f}, {high:+.1f}]"
     return f"{row['task']}, {row['rounds']} rounds, {row['algorithm']:10} {default} {told}"
-
-
-def tasks(data_dir: Path | None) -> dict[str, Callable[[], fw.Task]]:
-    """Those of tuning.py, and FEMNIST from files in a folder, or from the hub."""
-
-    def femnist() -> fw.Task:
-        return replace(fw.setup("femnist:clients=40,validation=0.1", data_dir=data_dir), rounds=200)
-
-    return TASKS | {"femnist": femnist}
 
 
 def main() -> None:
