@@ -54,7 +54,7 @@ class Result:
     groups: dict[str, GroupAverage[float | None]] = field(default_factory=dict)  #: By label: clients, avg.
     worst_group: str | None = None  #: Of groups, the one with the worst average.
     clients: list[str] = field(default_factory=list, repr=False)  #: Their names.
-    personal: bool = False  #: Whether each client has a model: parameters in `state_dict` are (K, …).
+    personal: bool = False  #: Whether each client has a model: what is its own in `state_dict` is (K, …).
     task: Task | None = field(default=None, repr=False, compare=False)
     """The task, if it was given; else a comparison's directory may say which it is."""
     path: Path | None = field(default=None, repr=False, compare=False)
@@ -337,7 +337,7 @@ def of_simulation(simulation: Simulation, results: Results, path: Path | None, t
                 groups=line.get("groups", {}),
                 worst_group=line.get("worst_group"),
                 clients=list(simulation.federation.names),
-                personal=run.model == "personal",
+                personal=bool(simulation.own_names(r)),
                 task=task,
                 path=path,
             )
@@ -370,6 +370,7 @@ def load(path: str | Path, *, task: Task | None = None) -> Comparison:
         history = read_history(path, results)
         names = [score["name"] for score in results["scores"]]
         rows, clients = results["runs"], json.loads(metadata["names"])
+        own_parts = bool(results["sharing"]["personal"]) if "sharing" in results else False
         runs = [
             Result(
                 algorithm=row["algorithm"],
@@ -387,7 +388,7 @@ def load(path: str | Path, *, task: Task | None = None) -> Comparison:
                 groups=row.get("groups", {}),
                 worst_group=row.get("worst_group"),
                 clients=clients,
-                personal=row.get("model") == "personal",
+                personal=row.get("model") == "personal" or own_parts,
                 task=task,
                 path=path,
             )

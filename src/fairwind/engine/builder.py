@@ -19,10 +19,11 @@ from fairwind.engine.backends.backend import handwritten
 from fairwind.engine.checks import check_room
 from fairwind.engine.evaluation import Scorer
 from fairwind.engine.executor import Executor, Run, seeing
+from fairwind.engine.layout import ALL_SHARED, Sharing
 from fairwind.engine.local import locals_of
 from fairwind.engine.loop.executor import Loop
 from fairwind.engine.machine import Machine, compute_type, find_machine
-from fairwind.engine.memory import Memories
+from fairwind.engine.memory import Memories, OwnParts, first_vectors
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import (
     Case,
@@ -57,12 +58,18 @@ class BuiltEngine(NamedTuple):
     stacked: StackedModel | None
     x: Tensor  # (R, P) the runs' first models
     memories: Memories
+    own: OwnParts
     executor: Executor
 
     @property
     def scorer(self) -> Scorer:
         """Scores models that share samples."""
         return self.stacked if self.stacked is not None and self.plan.scorer.value == "all" else self.plain
+
+    @property
+    def prober(self) -> Scorer:
+        """Scores models that share samples as probes do."""
+        return self.plain.as_probed() if self.plain.normed_by_batch else self.scorer
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         """Sets the number of threads of kernels on a CPU; has no effect on a GPU."""
@@ -78,6 +85,7 @@ def build_engine(
     loss: Any,
     score: Any = None,
     augment: Any = None,
+    sharing: Sharing = ALL_SHARED,
     ranks: Ranks = ALONE,
     first_client: int = 0,
     plan: ExecutionPlan | None = None,
@@ -100,26 +108,30 @@ def build_engine(
         first_client,
     )
     with _threads(placed, 1):
-        plain = PlainModel.fitted(first, federation, loss, score, planner.solver.batch_size, augment)
+        size = planner.solver.batch_size
+        plain = PlainModel.fitted(first, federation, loss, score, size, augment, sharing)
         if plan is None:
             plan, stacked = _planned(first, plain, planner, runs, settings, machine, placed)
         else:
             stacked = _stacked(first, plain, federation, plan) if plan.executor.value == "stacked" else None
-    start = {seed: plain.layout.flatten(model).to(plan.device.value) for seed, model in models.items()}
-    x = torch.stack([start[run.seed] for run in runs])
+    start = {seed: plain.whole.flatten(model).to(plan.device.value) for seed, model in models.items()}
+    whole = torch.stack([start[run.seed] for run in runs])
+    x, own_start = whole[:, : plain.layout.parameters].contiguous(), whole[:, plain.layout.parameters :]
     if not plan.on_gpu:
         keep_memory()
     check_room(runs, planner.participants * x[0].nbytes, machine)
-    memories = Memories(runs, x, len(federation), on_host=plan.client_vectors.value == "host")
+    on_host = plan.client_vectors.value == "host"
+    memories = Memories(first_vectors(runs, x, own_start), len(federation), x.device, on_host=on_host)
+    own = OwnParts(plain.division, own_start, federation.train, on_host=on_host)
     plain.evaluated_numbers = plan.sizes.evaluated_numbers
     executor: Executor
     if stacked is not None:
         stacked.evaluated_numbers = plan.sizes.evaluated_numbers
         executor = Stacked(stacked, federation, planner, runs, memories, plan, ranks)
     else:
-        executor = Loop(plain, federation, planner, runs, memories, plan)
+        executor = Loop(plain, federation, planner, runs, memories, own, plan)
     settings = resolved_settings(settings, machine, plan)
-    return BuiltEngine(settings, plan, federation, planner, plain, stacked, x, memories, executor)
+    return BuiltEngine(settings, plan, federation, planner, plain, stacked, x, memories, own, executor)
 
 
 def _threads(plan: ExecutionPlan | Placement, count: int) -> AbstractContextManager[None]:
@@ -180,7 +192,7 @@ def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run]) -> Counts:
         mean_steps=float(steps.double().mean()),
         most_steps=int(steps.max()),
         summed=not seeing(runs),
-        kept_numbers=keeping * len(size) * plain.layout.parameters,
+        kept_numbers=len(size) * (keeping * plain.whole.parameters + len(runs) * plain.division.kept_numbers),
         batch_size=solver.batch_size,
         plain_sgd=solver.plain,
         own_optimizer=solver.name if callable(solver.optimizer) else "",

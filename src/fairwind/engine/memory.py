@@ -1,6 +1,6 @@
-"""What clients keep between rounds: a vector, or a personal model."""
+"""What clients keep between rounds: a vector, a personal model, or a part of the model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,24 +8,18 @@ from torch import Tensor
 from fairwind.contract import Change, MemoryAlgorithm, PersonalAlgorithm
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run
+from fairwind.engine.layout import Division
 from fairwind.engine.ranks import Ranks
 
 
 class Memories:
-    """Vectors (K, P) of the clients of those runs that keep any."""
+    """Vectors (K, ·) of the clients of those runs that keep any."""
 
-    def __init__(self, runs: Sequence[Run], x: Tensor, clients: int, *, on_host: bool):
-        """From models x (R, P)."""
-        keeping = [
-            r for r, run in enumerate(runs) if isinstance(run.algorithm, MemoryAlgorithm | PersonalAlgorithm)
-        ]
-        self.device = x.device
-        place = torch.device("cpu") if on_host else x.device
-        self.values: dict[int, Tensor] = {}
-        for r in keeping:
-            own = isinstance(runs[r].algorithm, PersonalAlgorithm)  # starts at x_0
-            first = x[r].to(place) if own else x.new_zeros((), device=place)
-            self.values[r] = first.expand(clients, x.shape[1]).clone()
+    def __init__(self, first: Mapping[int, Tensor], clients: int, device: torch.device, *, on_host: bool):
+        """From the first vector of all clients, by run; it computes on the device."""
+        self.device = device
+        place = torch.device("cpu") if on_host else device
+        self.values = {r: vector.to(place).expand(clients, -1).clone() for r, vector in first.items()}
 
     def take(self, r: int, clients: Tensor) -> Tensor:
         """The vectors of some clients (n, P), on the computing device."""
@@ -48,6 +42,101 @@ class Memories:
         for some, own in zip(torch.split(clients, at_once), torch.split(mine, at_once), strict=True):
             rows = self.take(r, some).masked_fill_(~own[:, None].to(self.device), 0)
             self.put(r, some, ranks.sum(rows)[0])
+
+
+def first_vectors(runs: Sequence[Run], x: Tensor, own: Tensor) -> dict[int, Tensor]:
+    """By run, what its algorithm's clients keep at first: zeros (P,), or a whole model.
+
+    From models x (R, P) and the part that is a client's own at first, (R, ·).
+    """
+    found = {}
+    for r, run in enumerate(runs):
+        if isinstance(run.algorithm, MemoryAlgorithm):
+            found[r] = torch.zeros_like(x[r])
+        elif isinstance(run.algorithm, PersonalAlgorithm):
+            found[r] = torch.cat([x[r], own[r]])
+    return found
+
+
+class OwnParts:
+    """What of the model is not in the vector x that algorithms see, for every run.
+
+    A client's own part is what it keeps, followed by statistics that are averaged by sample counts.
+    """
+
+    def __init__(self, division: Division, first: Tensor, sizes: Tensor, *, on_host: bool):
+        """From the own parts at first (R, ·); `sizes` (K,) are the clients' training samples."""
+        self.width, self.kept, self.device = first.shape[1], division.kept_numbers, first.device
+        device = self.device
+        keeping = {r: own[: self.kept] for r, own in enumerate(first)} if self.kept else {}
+        self.start = first
+        self.memories = Memories(keeping, len(sizes), device, on_host=on_host)
+        self.sizes = sizes.to(device)
+        self.trained = torch.zeros(len(first), len(sizes), dtype=torch.bool, device=device)
+        self.averages = first[:, self.kept :].clone()  # (R, ·)
+        # Numbers of batches are whole
+        whole = [
+            torch.full((size,), "num_batches" in name) for name, size in _parts(division)[division.kept :]
+        ]
+        self.counters = torch.cat([torch.zeros(0, dtype=torch.bool), *whole]).to(device)
+        self.recomputed = division.recomputes
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begins the sums of a round."""
+        self.total = torch.zeros_like(self.averages, dtype=torch.float64)
+        self.weight = torch.zeros(len(self.averages), dtype=torch.float64, device=self.averages.device)
+
+    def take(self, r: int, clients: Tensor) -> Tensor:
+        """The own parts of some clients (n, ·), from which they train and probe."""
+        averages = self.averages[r].expand(len(clients), -1)
+        return torch.cat([self.memories.take(r, clients), averages], 1) if self.kept else averages
+
+    def put(self, r: int, clients: Tensor, new: Tensor, usable: Tensor) -> None:
+        """Takes over the own parts of some clients (n, ·) after training, if usable and finite."""
+        usable = usable & torch.isfinite(new).all(1)
+        clients, new = clients[usable], new[usable]
+        self.trained[r, clients] = True
+        if self.kept:
+            self.memories.put(r, clients, new[:, : self.kept])
+        if self.averages.shape[1] and not self.recomputed:
+            weights = self.sizes[clients].double()
+            self.total[r] += weights @ new[:, self.kept :].double()
+            self.weight[r] += weights.sum()
+
+    def average(self) -> None:
+        """Ends a round: the statistics become their clients' mean."""
+        if self.averages.shape[1] and not self.recomputed:
+            mean = self.total / self.weight.clamp(min=1)[:, None]
+            mean = torch.where(self.counters, mean.round(), mean).to(self.averages.dtype)
+            self.averages.copy_(torch.where(self.weight[:, None] > 0, mean, self.averages))
+            self._forget()
+
+    def of_clients(self, r: int, clients: Tensor) -> Tensor:
+        """What some clients keep (n, ·), to be evaluated: the clients' mean for those that never trained."""
+        kept = self.memories.take(r, clients)
+        known = self.trained[r, clients.to(self.device)]
+        if known.all():
+            return kept
+        return torch.where(known[:, None], kept, self.mean(r))
+
+    def mean(self, r: int) -> Tensor:
+        """The mean, by sample counts, of what clients keep that trained; else what all began from."""
+        values = self.memories.values[r]
+        weights = torch.where(self.trained[r], self.sizes, 0).double().to(values.device)
+        if not weights.any():
+            return values[0].to(self.trained.device)
+        return (weights @ values.double() / weights.sum()).to(values.dtype).to(self.trained.device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of them."""
+        found = {f"own.{r}": value for r, value in self.memories.values.items()}
+        found |= {"trained": self.trained} if self.kept else {}
+        return found | ({"averages": self.averages} if self.averages.shape[1] else {})
+
+
+def _parts(division: Division) -> list[tuple[str, int]]:
+    return list(zip(division.own.names, division.own.sizes, strict=True))
 
 
 def changed(

@@ -15,14 +15,17 @@ from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.checks import build, check_runs, check_shapes, check_shared
 from fairwind.engine.evaluation import (
     Curves,
+    EvaluatedModel,
     Evaluation,
-    averaged,
+    Models,
     judge_views,
+    recomputed,
     split,
     training_losses,
     views_of,
 )
 from fairwind.engine.executor import RoundSums, Run
+from fairwind.engine.layout import ALL_SHARED, Division, Sharing
 from fairwind.engine.local import local_part
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.machine import matmul_precision
@@ -48,17 +51,21 @@ class Simulation:
         loss: Any = cross_entropy,
         score: Any = None,
         augment: Any = None,
+        sharing: Sharing = ALL_SHARED,
         ranks: Ranks = ALONE,
         name: str = "",
         plan: ExecutionPlan | None = None,
     ):
-        """`loss`, `score` and `augment` as users give them: see `Task`; `plan` is decided unless given."""
+        """`loss`, `score`, `augment` and `sharing` as users give them: see `Task`.
+
+        `plan` is decided unless given.
+        """
         self.ranks, self.runs, self.name = ranks, list(runs), name
         check_runs(self.runs, settings)
         if not federation.test.any():
             raise InputError("no client has test samples; give clients more samples or a smaller train share")
         models = {run.seed: build(model, run.seed) for run in self.runs}
-        check_shared(models)
+        check_shared(models, set(Division.of(next(iter(models.values())), sharing).own.names))
         self.engine = build_engine(
             models,
             federation,
@@ -67,11 +74,12 @@ class Simulation:
             loss=loss,
             score=score,
             augment=augment,
+            sharing=sharing,
             ranks=ranks,
             plan=plan,
         )
         self.settings, self.plan, self.federation, self.planner, *_ = self.engine
-        *_, self.plain, self.stacked, self.x, self.memories, self.executor = self.engine
+        *_, self.plain, self.stacked, self.x, self.memories, self.own, self.executor = self.engine
         self.layout = self.plain.layout
         self.scores = self.plain.judges
         self.settings.check_target(self.scores[0])
@@ -94,6 +102,8 @@ class Simulation:
         found = torch.full((1 + len(self.scores), len(self.views), clients), torch.nan, dtype=torch.float64)
         # (views, K) each, of the watched part: losses, main score, other scores
         self.loss, self.score, *self.other_scores = found
+        # Recomputed statistics, and the round that they are of
+        self._recomputed: tuple[int, dict[EvaluatedModel, Tensor]] | None = None
         self._final: tuple[int, Evaluation] | None = None  # and the round that it is of
 
     def start(self) -> None:
@@ -104,8 +114,9 @@ class Simulation:
             first.setdefault(self.runs[r].seed, r)
         if first:
             with matmul_precision(self.settings.precision, self.x.device):
-                x = self.x[list(first.values())]
-                losses = training_losses(self.engine.scorer, self.federation, x, self.ranks)
+                mine = list(first.values())
+                x = torch.cat([self.x[mine], self.own.start[mine]], 1)
+                losses = training_losses(self.engine.prober, self.federation, x, self.ranks)
             for r in asking:
                 self.loss0[r] = losses[list(first).index(self.runs[r].seed)]
             self._check_losses(self.loss0)
@@ -158,6 +169,7 @@ class Simulation:
             for old, new in zip(self.states[r], state, strict=True):
                 old.copy_(new)
             self.stalled[r] += ~moved
+        self.own.average()
         self.left_out += outcome.left_out
         self.lowest.copy_(torch.fmin(self.lowest, outcome.lowest))
 
@@ -203,11 +215,10 @@ class Simulation:
     @torch.no_grad()
     def _judged(self, part: Part) -> Evaluation:
         """How the models do now on a part of the samples."""
-        trained = self.views, self.runs, self.x, self.states, self.memories
         sizes, pick = split(self.federation, part)
         with matmul_precision(self.settings.precision, self.x.device):
-            scorers = self.engine.scorer, self.stacked or self.plain
-            judged = judge_views(*trained, scorers, self.federation, sizes, pick, self.ranks)
+            scorers, models = (self.engine.scorer, self.stacked or self.plain), self._models()
+            judged = judge_views(self.views, models, scorers, self.federation, sizes, pick, self.ranks)
         loss, score, *other_scores = judged
         lines = []
         for i, view in enumerate(self.views):
@@ -233,16 +244,32 @@ class Simulation:
                     "losses that are not negative; add a constant to the loss, which changes no gradient"
                 )
 
+    def _models(self) -> Models:
+        """The models now."""
+        models = Models(self.runs, self.x, self.states, self.memories, self.own, {})
+        if not self.own.recomputed:
+            return models
+        if self._recomputed is None or self._recomputed[0] != self.round:
+            now = recomputed(self.plain, models, self.views, self.federation)
+            self._recomputed = self.round, now
+        return models._replace(recomputed=self._recomputed[1])
+
+    def own_names(self, i: int) -> tuple[str, ...]:
+        """The tensors of the i-th view's model that each client has for itself."""
+        division = self.plain.division
+        return division.whole.names if self.views[i].model == "personal" else division.kept_names
+
     def state_dict(self, i: int) -> dict[str, Tensor]:
-        """The state dict of the user's module in the i-th view; parameters of personal models are (K, …)."""
-        _, _, r, model = self.views[i]
-        if model == "personal":
-            trained = {name for names in self.layout.all_names for name in names}
-            whole = self.plain.state_dict(self.x[r])
-            frozen = {name: value for name, value in whole.items() if name not in trained}
-            return frozen | self.layout.unflatten(self.memories.values[r])
-        x = self.x[r] if model == "global" else averaged(self.runs[r], self.states[r])
-        return self.plain.state_dict(x)
+        """The state dict of the user's module in the i-th view; what each client has for itself is (K, …)."""
+        view, models, whole = self.views[i], self._models(), self.plain.whole
+        found = self.plain.state_dict(models.whole(view, torch.zeros(1, dtype=torch.int64))[0])
+        own = set(self.own_names(i))
+        if not own:
+            return found
+        every = whole.unflatten(models.whole(view, torch.arange(len(self.federation))))
+        further = {name for names in whole.all_names if names[0] in own for name in names}
+        shared = {name: value for name, value in found.items() if name not in further}
+        return shared | {name: value.to(found[name].dtype) for name, value in every.items() if name in own}
 
     def checkpoint(self) -> Checkpoint:
         """Everything that is needed to resume."""
@@ -264,7 +291,7 @@ class Simulation:
         tensors: dict[str, Tensor] = {}
         for name, value in whole.tensors.items():
             kind, _, rest = name.partition(".")
-            if kind in ("memory", "state"):
+            if kind in ("memory", "own", "state"):
                 run, _, rest = rest.partition(".")
                 if int(run) in runs:
                     tensors[".".join(filter(None, (kind, str(runs.index(int(run))), rest)))] = value
@@ -282,6 +309,7 @@ class Simulation:
         names = "x", "loss0", "left_out", "stalled", "lowest"
         tensors = {name: getattr(self, name) for name in names}
         tensors |= {f"memory.{r}": kept for r, kept in self.memories.values.items()}
+        tensors |= self.own.tensors()
         for r, state in enumerate(self.states):
             tensors |= {f"state.{r}.{name}": value for name, value in state._asdict().items()}
         return tensors

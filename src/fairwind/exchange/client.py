@@ -94,6 +94,10 @@ class LocalClient:
         if settings.compile != "off":  # it pays in a simulation, which trains many clients at once
             settings = replace(settings, compile="off")
         settings = replace(settings, participation=1.0, clients_per_round=None)
+        if task.sharing.rules or task.sharing.batch_norm in ("local", "shared", "recomputed"):
+            raise InputError(
+                "in a real federation all of the model is shared: leave out personal and batch_norm"
+            )
         runs = [Run(algorithm.name, algorithm, seed)]
         check_runs(runs, settings)
         self.engine = build_engine(

@@ -34,6 +34,7 @@ from fairwind.runs.schema import (
     RunRow,
     ScoreKind,
     SettingsConfig,
+    SharingFacts,
     SummaryMetrics,
     SummaryRow,
     Timing,
@@ -60,6 +61,7 @@ def results_of(
     timing: Timing,
     own: Mapping[str, str] | None = None,
     task_digests: Mapping[str, str] | None = None,
+    sharing: SharingFacts | None = None,
     plan: Plan | None = None,
     engine: str = "",
 ) -> Results:
@@ -86,6 +88,8 @@ def results_of(
         del results["own"]
     if not task_digests:
         del results["task_digests"]
+    if sharing:
+        results["sharing"] = sharing
     if plan is None:
         del results["plan"]
     if not engine:
@@ -125,6 +129,7 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
         ),
         own=recipe.own,
         task_digests=recipe.task_digests,
+        sharing=recipe.sharing,
         plan=plan or simulation.plan.to_json(),
     )
 

@@ -151,6 +151,13 @@ class RunRow(ModelGroups):
     privacy: NotRequired[PrivacyLoss]
 
 
+class SharingFacts(TypedDict):
+    """Which of the model's tensors algorithms do not average."""
+
+    batch_norm: str | None
+    personal: list[str]
+
+
 class ScoreKind(TypedDict):
     """A score's name, and how it is read."""
 
@@ -311,6 +318,7 @@ class Findings(TypedDict):
     config: Config | FederatedConfig
     scores: list[ScoreKind]
     parts: NotRequired[Parts]
+    sharing: NotRequired[SharingFacts]
     data: str | None
     runs: list[RunRow]
     summary: list[SummaryRow]

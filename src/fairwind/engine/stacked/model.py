@@ -71,6 +71,11 @@ class StackedModel:
         """Whether training steps use their random keys."""
         return bool(self.keys) or self.replaces
 
+    @property
+    def batch(self) -> int | None:
+        """How many samples of one client are scored together, if what is computed depends on that."""
+        return self.loss.batch_size if self.loss.batched else None
+
     def another(self) -> "StackedModel":
         """A copy for another thread."""
         other = copy.copy(self)
