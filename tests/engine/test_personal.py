@@ -45,6 +45,25 @@ def probed(made: Simulation, run: int) -> Tensor:
     return found
 
 
+def nothing(name: str) -> bool:
+    return False
+
+
+def in_head(name: str) -> bool:
+    return name.startswith("8.")
+
+
+CASES: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
+    "local": ({"batch_norm": "local"}, in_norms),
+    "shared": ({"batch_norm": "shared"}, nothing),
+    "recomputed": ({"batch_norm": "recomputed"}, nothing),
+    "by type": ({"personal": (nn.BatchNorm1d, nn.BatchNorm2d)}, in_norms),
+    "head, shared": ({"personal": "8.*", "batch_norm": "shared"}, in_head),
+    "head, local": ({"personal": "8.*", "batch_norm": "local"}, lambda n: in_head(n) or in_norms(n)),
+    "body": ({"personal": lambda name, p: name[0] in "01", "batch_norm": "shared"}, lambda n: n[0] in "01"),
+}
+
+
 def same(one: Tensor, other: Tensor) -> bool:
     """Bit for bit."""
     return torch.equal(one.nan_to_num(7), other.nan_to_num(7))
@@ -76,6 +95,29 @@ def test_every_algorithm_has_a_personal_form(spec: str, case: str) -> None:
     alone.restore(made.checkpoint_of([1]))
     for name, value in alone.checkpoint().tensors.items():
         assert same(value, made.checkpoint_of([1]).tensors[name])
+
+
+STACKED = ("fedavg", "measured", "scaled", "scaffold", "mimelite", "mime", "ditto", "afl", "by_angle")
+
+
+@pytest.mark.parametrize("model", [small_cnn, cumulative_cnn])
+@pytest.mark.parametrize("case", CASES)
+def test_stacked_rows_give_the_loops_numbers(case: str, model: Any) -> None:
+    """In chunks, too; with probes of some samples, and clients that miss rounds."""
+    options = CASES[case][0] | {"model": model, "clients_per_round": 3, "probe_samples": 6}
+    names = STACKED if case == "head, local" else ("measured", "mime", "ditto")
+    loop = simulated(RAGGED, [*names], **options)
+    for more in ({}, {"memory": 2e-4}):
+        stacked = simulated(RAGGED, [*names], engine="stacked", **options | more)
+        if not more:
+            torch.testing.assert_close(stacked.loss0, loop.loss0, equal_nan=True)
+        for _ in range(ROUNDS):
+            if not more:
+                loop.step()
+            stacked.step()
+        expected = loop.checkpoint().tensors
+        for name, value in stacked.checkpoint().tensors.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-8, atol=1e-9, equal_nan=True)
 
 
 def test_dittos_and_lone_models_keep_all_of_the_model() -> None:
@@ -225,25 +267,6 @@ def test_a_probe_moves_no_statistics() -> None:
             made.step()
         assert torch.equal(made.x[0], made.x[1]), choice
         assert torch.equal(made.own.averages[0], made.own.averages[1])
-
-
-def nothing(name: str) -> bool:
-    return False
-
-
-def in_head(name: str) -> bool:
-    return name.startswith("8.")
-
-
-CASES: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
-    "local": ({"batch_norm": "local"}, in_norms),
-    "shared": ({"batch_norm": "shared"}, nothing),
-    "recomputed": ({"batch_norm": "recomputed"}, nothing),
-    "by type": ({"personal": (nn.BatchNorm1d, nn.BatchNorm2d)}, in_norms),
-    "head, shared": ({"personal": "8.*", "batch_norm": "shared"}, in_head),
-    "head, local": ({"personal": "8.*", "batch_norm": "local"}, lambda n: in_head(n) or in_norms(n)),
-    "body": ({"personal": lambda name, p: name[0] in "01", "batch_norm": "shared"}, lambda n: n[0] in "01"),
-}
 
 
 @pytest.mark.parametrize("model", [small_cnn, cumulative_cnn])

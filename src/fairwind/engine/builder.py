@@ -127,7 +127,7 @@ def build_engine(
     executor: Executor
     if stacked is not None:
         stacked.evaluated_numbers = plan.sizes.evaluated_numbers
-        executor = Stacked(stacked, federation, planner, runs, memories, plan, ranks)
+        executor = Stacked(stacked, federation, planner, runs, memories, own, plan, ranks)
     else:
         executor = Loop(plain, federation, planner, runs, memories, own, plan)
     settings = resolved_settings(settings, machine, plan)
@@ -192,6 +192,7 @@ def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run]) -> Counts:
         mean_steps=float(steps.double().mean()),
         most_steps=int(steps.max()),
         summed=not seeing(runs),
+        own_parts=bool(plain.division.own.names),
         kept_numbers=len(size) * (keeping * plain.whole.parameters + len(runs) * plain.division.kept_numbers),
         batch_size=solver.batch_size,
         plain_sgd=solver.plain,

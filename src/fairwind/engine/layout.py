@@ -59,6 +59,10 @@ class Layout:
         names, shapes, strides = zip(*parts, strict=True) if parts else ((), (), ())
         return Layout(names, shapes, strides, self.dtype)
 
+    def part(self, which: slice) -> "Layout":
+        """The layout of consecutive parts."""
+        return Layout(self.all_names[which], self.shapes[which], self.strides[which], self.dtype)
+
     def followed_by(self, other: "Layout") -> "Layout":
         """The layout of both, one after the other."""
         return Layout(
@@ -111,7 +115,8 @@ class Layout:
 
     def load(self, flat: Tensor, model: nn.Module) -> None:
         """Copies a flat vector into a model."""
-        copy_into(self.weights(model), self.parts(flat))
+        if self.names:
+            copy_into(self.weights(model), self.parts(flat))
 
     def empty(self, rows: int, dtype: torch.dtype, device: torch.device) -> Parts:
         """Uninitialised parts for this many rows."""
@@ -231,9 +236,14 @@ class Division(NamedTuple):
         return self.own.names[: self.kept]
 
     @property
-    def averaged_names(self) -> tuple[str, ...]:
-        """The statistics that are averaged by sample counts, or recomputed."""
-        return self.own.names[self.kept :]
+    def kept_part(self) -> Layout:
+        """The layout of what stays with each client."""
+        return self.own.part(slice(0, self.kept))
+
+    @property
+    def averaged_part(self) -> Layout:
+        """The layout of what is averaged by sample counts: nothing where that is recomputed."""
+        return self.own.part(slice(0, 0) if self.recomputes else slice(self.kept, None))
 
     @property
     def kept_numbers(self) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from fairwind.contract import Change, MemoryAlgorithm, PersonalAlgorithm
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run
-from fairwind.engine.layout import Division
+from fairwind.engine.layout import Division, Layout
 from fairwind.engine.ranks import Ranks
 
 
@@ -74,11 +74,7 @@ class OwnParts:
         self.sizes = sizes.to(device)
         self.trained = torch.zeros(len(first), len(sizes), dtype=torch.bool, device=device)
         self.averages = first[:, self.kept :].clone()  # (R, ·)
-        # Numbers of batches are whole
-        whole = [
-            torch.full((size,), "num_batches" in name) for name, size in _parts(division)[division.kept :]
-        ]
-        self.counters = torch.cat([torch.zeros(0, dtype=torch.bool), *whole]).to(device)
+        self.counters = counters(division.own.part(slice(division.kept, None))).to(device)
         self.recomputed = division.recomputes
         self._forget()
 
@@ -104,11 +100,18 @@ class OwnParts:
             self.total[r] += weights @ new[:, self.kept :].double()
             self.weight[r] += weights.sum()
 
+    def share(self, r: int, clients: Tensor, mine: Tensor, ranks: Ranks) -> None:
+        """Takes over what clients (n,) of other ranks keep, and their sums; `mine` (n,) trained here."""
+        if self.kept:
+            self.memories.share(r, clients, mine, ranks)
+        (trained,) = ranks.sum((self.trained[r, clients] & mine).double())
+        self.trained[r, clients] = trained > 0
+        self.total[r], self.weight[r] = ranks.sum(self.total[r], self.weight[r])
+
     def average(self) -> None:
         """Ends a round: the statistics become their clients' mean."""
         if self.averages.shape[1] and not self.recomputed:
-            mean = self.total / self.weight.clamp(min=1)[:, None]
-            mean = torch.where(self.counters, mean.round(), mean).to(self.averages.dtype)
+            mean = mean_statistics(self.total, self.weight[:, None], self.counters).to(self.averages.dtype)
             self.averages.copy_(torch.where(self.weight[:, None] > 0, mean, self.averages))
             self._forget()
 
@@ -128,6 +131,23 @@ class OwnParts:
             return values[0].to(self.trained.device)
         return (weights @ values.double() / weights.sum()).to(values.dtype).to(self.trained.device)
 
+    def load(self, own: Tensor) -> None:
+        """Begins a round from an own part (·,), where there is one run of one client."""
+        for kept in self.memories.values.values():
+            kept.copy_(own[None, : self.kept])
+        self.averages.copy_(own[None, self.kept :])
+        self.trained.fill_(False)
+        self._forget()
+
+    @property
+    def finite(self) -> bool:
+        """Whether all own parts after a round could be taken over, if there are any."""
+        return not self.width or bool(self.trained.all())
+
+    def statistics(self) -> Tensor:
+        """The averaged statistics (·,) of a round's clients, where there is one run."""
+        return self.total[0] / self.weight[0].clamp(min=1)
+
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds of them."""
         found = {f"own.{r}": value for r, value in self.memories.values.items()}
@@ -135,8 +155,17 @@ class OwnParts:
         return found | ({"averages": self.averages} if self.averages.shape[1] else {})
 
 
-def _parts(division: Division) -> list[tuple[str, int]]:
-    return list(zip(division.own.names, division.own.sizes, strict=True))
+def counters(layout: Layout) -> Tensor:
+    """Which of a layout's numbers (·,) count batches."""
+    parts = zip(layout.names, layout.sizes, strict=True)
+    whole = [torch.full((size,), name.endswith("num_batches_tracked")) for name, size in parts]
+    return torch.cat([torch.zeros(0, dtype=torch.bool), *whole])
+
+
+def mean_statistics(total: Tensor, weight: Tensor, counters: Tensor) -> Tensor:
+    """The mean of statistics, given sums over clients and of their weights; numbers of batches are whole."""
+    mean = total / weight.clamp(min=1)
+    return torch.where(counters, mean.round(), mean)
 
 
 def changed(

@@ -31,7 +31,7 @@ from fairwind.engine.modules import (
 )
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, OperationCounter, counted, key_names
-from fairwind.layers.batch_norm import is_batch_norm
+from fairwind.layers.batch_norm import Masked, is_batch_norm
 from fairwind.scores import Score
 
 Randomness = Literal["none", "functional", "generator"]
@@ -134,10 +134,14 @@ class PlainModel:
 
     def cannot_stack(self, federation: Federation) -> str:
         """What is known to keep it from being stacked; empty if nothing is."""
-        if self.division.own.names:
-            return "a part of the model stays with each client"
-        if self.changed:
-            return f"its forward pass changes the buffer {self.changed[0]!r}"
+        buffers = set(self.whole.names[len(self.weights) :])
+        norms = {n for n, layer in self.module.named_modules() if isinstance(layer, Masked)}
+        if others := [name for name in buffers if name.rpartition(".")[0] not in norms]:
+            return f"the buffer {min(others)!r} is personal, or of a layer that is not one of PyTorch's"
+        if changed := [name for name in self.changed if name not in buffers]:
+            return f"its forward pass changes the buffer {changed[0]!r}"
+        if self.untracked:
+            return "it has batch norm without running statistics, which mixes samples in evaluation"
         if why := self.augmentation.cannot_stack(federation.at(slice(0, 2))[0]):
             return why
         if self.randomness == "generator":

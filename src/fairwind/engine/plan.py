@@ -84,6 +84,7 @@ class Counts(NamedTuple):
     mean_steps: float  # of clients,
     most_steps: int  # and at most
     summed: bool  # whether servers need no more than sums: not all updates
+    own_parts: bool  # whether a part of the model is not in the vector that is summed
     kept_numbers: int  # of vectors that clients keep between rounds
     batch_size: int
     plain_sgd: bool
@@ -378,6 +379,8 @@ def _graphs(case: Case, *, hosted: bool) -> Decision[Graphs]:
         return Decision("steps", "what is kept on the host is copied in every round")
     if not case.counts.summed:
         return Decision("steps", "servers that see all updates decide on the host")
+    if case.counts.own_parts:
+        return Decision("steps", "what clients keep is stored after every chunk")
     if case.machine.world > 1:
         return Decision("steps", "processes exchange sums in every round")
     if not case.counts.repeats:

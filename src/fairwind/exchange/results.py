@@ -125,10 +125,10 @@ class FederatedRun:
         for view in evaluations.views:
             if view.model == "personal":  # these stay with the clients
                 continue
-            aggregator.layout.load(aggregator.model(averaged=view.model == "averaged"), module)
+            aggregator.load(module, averaged=view.model == "averaged")
             for name, value in module.state_dict().items():
                 trained[f"{view.label}/{view.seed}/{name}"] = value.detach().cpu().clone().contiguous()
-        aggregator.layout.load(aggregator.x, module)
+        aggregator.load(module)
         numbers = {name: t.float() if t.is_floating_point() else t for name, t in clients.items()}
         return finish(self.path, results, evaluations.history, numbers, metadata, trained)
 

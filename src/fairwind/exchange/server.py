@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairwind.aggregation import (
     advance,
@@ -29,7 +29,8 @@ from fairwind.contract import (
     Report,
 )
 from fairwind.engine.checkpoint import Checkpoint
-from fairwind.engine.layout import Layout
+from fairwind.engine.layout import Division, Layout
+from fairwind.engine.memory import counters, mean_statistics
 from fairwind.errors import InputError, whole
 from fairwind.exchange.accounting import Accountant
 from fairwind.exchange.bounds import UNBOUNDED, Bounds, Seen, within
@@ -51,6 +52,7 @@ from fairwind.exchange.message import (
     Sends,
     arrays_of,
     check_one_sum,
+    check_statistics,
     corrects,
     gradient_form,
     keeps,
@@ -59,6 +61,7 @@ from fairwind.exchange.message import (
     sums_form,
     sums_record,
     to_report,
+    vector_of,
 )
 from fairwind.exchange.privacy import Privacy, PrivateSum
 
@@ -102,8 +105,12 @@ class Aggregator:
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
+        division: Division | None = None,
+        statistics: Tensor | None = None,
     ):
         """From the model x (P,). `sends` is what clients are asked for; see the package.
+
+        The `division` says what of the model is in x; `statistics` are those that are averaged, at first.
 
         `clients` is how many there are, whether or not they are there: some algorithms count on it. With
         `privacy`, bounds must be left out: they depend on other clients, and its own take their place.
@@ -120,7 +127,13 @@ class Aggregator:
         self.clients = clients if counts_clients(algorithm) else None
         self.privacy, self.bounds = privacy, bounds or (UNBOUNDED if privacy else Bounds())
         self.accountant = None if privacy is None else Accountant(privacy)
-        self.form = report_form(layout, algorithm.probe, keeps=keeps(algorithm))
+        self.statistics_layout = layout.part(slice(0, 0))
+        if division is not None:
+            check_statistics(division, sends)
+            self.statistics_layout = division.averaged_part
+        self.statistics = torch.empty(0) if statistics is None else statistics.detach().cpu().clone()
+        self.keeps = keeps(algorithm) or (division is not None and bool(division.kept))
+        self.form = report_form(layout, algorithm.probe, keeps=self.keeps)
         self.sums: Any = None  # their type, where clients contribute to any
         if not isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
             self.sums = sums_record(algorithm)
@@ -158,6 +171,7 @@ class Aggregator:
         )
         self.phase: Phase = "gradient" if corrects(self.algorithm) else "train"
         self.second = CappedSum(len(self.x), 1, self.bounds.share)
+        self.statistics_sum = CappedSum(len(self.statistics), 1, self.bounds.share)
         self.gradient: Capped | None = None  # the clients' gradients, where they correct steps
         self.measured: set[str] = set()  # clients that count in it
         self.held: HeldReplies | None = None
@@ -193,8 +207,8 @@ class Aggregator:
         }
 
     def weights(self) -> Arrays:
-        """The model, as clients are sent it."""
-        return arrays_of(self.layout, self.x)
+        """The model, as clients are sent it: also statistics that are averaged."""
+        return arrays_of(self.layout, self.x) | arrays_of(self.statistics_layout, self.statistics)
 
     def model(self, *, averaged: bool = False) -> Tensor:
         """The model (P,), or the averaged one of an algorithm that has it."""
@@ -203,6 +217,12 @@ class Aggregator:
         assert isinstance(self.algorithm, CohortAlgorithm)
         assert self.algorithm.averaged_model is not None
         return self.algorithm.averaged_model(self.state).to(self.x.dtype)
+
+    @torch.no_grad()
+    def load(self, module: nn.Module, *, averaged: bool = False) -> None:
+        """Puts the model into a module; what clients keep stays there as it is."""
+        self.layout.load(self.model(averaged=averaged), module)
+        self.statistics_layout.load(self.statistics, module)
 
     def shared(self) -> Arrays | None:
         """What clients add to every step, for algorithms that have it."""
@@ -269,7 +289,9 @@ class Aggregator:
     def _add(self, client: str, reply: Reply) -> None:
         if self.gradient is not None and client not in self.measured:
             raise RefusedError("it sent no gradient before")
-        vector, length = self.form.vector(reply.arrays)
+        statistics = self._read_statistics(reply.arrays)
+        others = {n: a for n, a in reply.arrays.items() if n not in self.statistics_layout.names}
+        vector, length = self.form.vector(others)
         numbers = self.form.checked(reply.numbers)
         second = self._read_second(reply.second)
         if self.sends == "sums":
@@ -287,6 +309,9 @@ class Aggregator:
             self._weigh(client, believed, vector, length)
             if added is not None:
                 self.second.add(added)
+            if len(self.statistics):
+                norm = float(statistics.norm())
+                self.statistics_sum.add(_second_term(client, float(believed.size), statistics, norm))
             if notes:
                 self.current.bounded[client] = notes
             self.reported[client] = said
@@ -298,6 +323,16 @@ class Aggregator:
         if self.sends == "sums" and FIRST[0] in numbers:
             summed, count = self.new_first
             self.new_first = summed + numbers[FIRST[0]], count + numbers[FIRST[1]]
+
+    def _read_statistics(self, arrays: Arrays) -> Tensor:
+        """The averaged statistics in a reply."""
+        found = (
+            vector_of(self.statistics_layout, arrays).double() if len(self.statistics) else self.statistics
+        )
+        for name, part in self.statistics_layout.unflatten(found).items():
+            if name.endswith("running_var") and (part < 0).any():
+                raise RefusedError(f"{name!r} is negative")
+        return found
 
     def _weigh(self, client: str, report: Report, update: Tensor, length: float) -> None:
         """Adds a client's contribution, computed from its report within the bounds; or holds its update."""
@@ -365,6 +400,11 @@ class Aggregator:
         if moved is not None:
             who = f"; {capped.largest} has the largest share in it" if capped.largest else ""
             done.moved, done.blame = moved, "" if moved else f"the step is not finite{who}"
+        if len(self.statistics) and (found := self.statistics_sum.finish()).clients:
+            self._note_caps(found, "statistics' weight", "statistics")
+            weight = torch.tensor(found.sums[0], dtype=torch.float64)
+            mean = mean_statistics(found.total, weight, counters(self.statistics_layout))
+            self.statistics = mean.to(self.statistics.dtype)
         for client, report in self.reported.items():
             self.seen.note(client, report)
         self.first_losses = self.new_first_losses | self.first_losses
@@ -372,7 +412,7 @@ class Aggregator:
         self._number_clients()
         self.left_out += len(done.refused)
         self.stalled += not done.moved
-        if keeps(self.algorithm):  # only with the round's number: another try at it begins from the same
+        if self.keeps:  # only with the round's number: another try at it begins from the same
             self.kept |= dict.fromkeys(self.counted, self.round)
         self.round += 1
         self.last = done
@@ -441,6 +481,7 @@ class Aggregator:
         """All that the rounds to come depend on; what has arrived of the round under way is not in it."""
         tensors = {"x": self.x} | {f"state.{n}": value for n, value in self.state._asdict().items()}
         tensors |= {} if self.first_model is None else {FIRST_MODEL: self.first_model}
+        tensors |= {"statistics": self.statistics} if len(self.statistics) else {}
         record = {
             "first_losses": self.first_losses,
             "first_sum": list(self.first_sum),
@@ -468,6 +509,8 @@ class Aggregator:
         self.kept, self.numbers = dict(record.get("kept", {})), dict(record.get("numbers", {}))
         if self.first_model is not None:
             self.first_model = tensors[FIRST_MODEL].to(self.x.dtype)
+        if len(self.statistics):
+            self.statistics = tensors["statistics"].to(self.statistics.dtype)
         if self.privacy:
             self.accountant = Accountant(self.privacy, record["releases"])
         self.round = checkpoint.round

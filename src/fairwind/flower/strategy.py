@@ -12,7 +12,7 @@ from torch import nn
 from fairwind import algorithms
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.checks import build
-from fairwind.engine.layout import Layout
+from fairwind.engine.layout import ALL_SHARED, Division
 from fairwind.engine.settings import Model
 from fairwind.engine.workers import keep_memory
 from fairwind.errors import first_line, python_numbers, whole
@@ -76,12 +76,22 @@ class AlgorithmStrategy(Strategy):
         self.task = model.name if isinstance(model, Task) else "a federation on Flower"
         self.module: nn.Module = build(model.model if isinstance(model, Task) else model, seed)
         scores = scores_of(model, self.module) if isinstance(model, Task) else as_scores(score)
-        self.layout, self.seed = Layout.of(self.module), seed
+        sharing = model.sharing if isinstance(model, Task) else ALL_SHARED
+        division = Division.of(self.module, sharing)
+        self.layout, self.seed = division.shared, seed
         x = self.layout.flatten(self.module)
         if clients is None and isinstance(model, Task) and len(model.federation) > 1:
             clients = len(model.federation)
         self.aggregator = Aggregator(
-            self.algorithm, self.layout, x, clients=clients, bounds=bounds, sends=sends, privacy=privacy
+            self.algorithm,
+            self.layout,
+            x,
+            clients=clients,
+            bounds=bounds,
+            sends=sends,
+            privacy=privacy,
+            division=division,
+            statistics=division.averaged_part.flatten(self.module),
         )
         self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed, self.algorithm)
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)

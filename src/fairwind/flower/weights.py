@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, RecordDict
 from fairwind.aggregation import refuses
 from fairwind.algorithms import NEEDS
 from fairwind.contract import AnyAlgorithm, GradientAlgorithm
+from fairwind.engine.layout import ALL_SHARED
 from fairwind.engine.settings import Model
 from fairwind.errors import InputError
 from fairwind.exchange.message import MEASURED, RefusedError, Reply, keeps
@@ -38,6 +39,11 @@ class WeightsStrategy(AlgorithmStrategy):
         **options: Any,
     ):
         """As for `AlgorithmStrategy`; `lr` and `steps` are those of clients that do not tell them."""
+        if isinstance(model, Task) and model.sharing != ALL_SHARED:
+            raise InputError(
+                "replies of weights have no personal parts and no statistics of batch norm: take "
+                "AlgorithmStrategy and client_app"
+            )
         super().__init__(algorithm, model, **options)
         if keeps(self.algorithm) or isinstance(self.algorithm, GradientAlgorithm):
             raise InputError(

@@ -31,11 +31,11 @@ class Masked(_BatchNorm):
     Such a batch has no variance. It is normalised by the running statistics, and does not move them.
     """
 
-    batch_mask: Tensor | None = None  # (B,) where models are stacked
+    batch_mask: Tensor  # (B,), a buffer where models are stacked
     moved: tuple[Tensor, ...] = ()  # by the last batch of stacked models: the buffers' new values
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.batch_mask is not None:
+        if MASK in self._buffers:
             return self._stacked(input, self.batch_mask)
         by_batch = self.training or self.running_mean is None
         if not (by_batch and input.numel() == input.shape[1]):
@@ -59,7 +59,7 @@ class Masked(_BatchNorm):
         if self.training:
             over = [0, *range(2, input.dim())]
             counts = mask.view(-1, *[1] * (input.dim() - 1))
-            n = mask.sum() * input.shape[2:].numel()
+            n = mask.sum().to(wide.dtype) * input.shape[2:].numel()
             several, divisor = n > 1, n.clamp(min=1)
             centre = torch.where(counts, wide, 0).sum(over) / divisor
             spread = torch.where(counts, wide - centre.view(shape), 0).square().sum(over) / divisor
@@ -73,6 +73,12 @@ class Masked(_BatchNorm):
         if self.bias is not None:
             y = y + self.bias.view(shape)
         return y.to(input.dtype)
+
+    def new_buffers(self, name: str) -> list[tuple[str, Tensor]]:
+        """The buffers' new values, with their names, given the layer's; nothing in evaluation."""
+        names = "running_mean", "running_var", "num_batches_tracked"
+        moved = zip(names, self.moved, strict=bool(self.moved))
+        return [(f"{name}.{buffer}" if name else buffer, value) for buffer, value in moved]
 
     def _moved(self, mean: Tensor, var: Tensor, several: Tensor) -> tuple[Tensor, ...]:
         """The buffers after a batch with this mean and unbiased variance."""
