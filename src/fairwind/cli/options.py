@@ -35,6 +35,7 @@ KINDS: dict[Any, tuple[str, str]] = {  # metavar, and what a value is
     str: ("STR", "text"),
     Path: ("PATH", "path"),
 }
+NOTHING_LEFT = "finished: nothing is left to train"
 SOLVER = "How clients train; momentum and nesterov are SGD with --momentum 0.9 unless another is given"
 
 
@@ -197,6 +198,7 @@ def _wrong(spec: Spec, given: list[str]) -> str:
 
 
 Seconds = Annotated[float, values(float, metavar="SECONDS")]
+Time = Annotated[str | None, values(str, metavar="TIME")]
 Names = Annotated[tuple[str, ...], values(str, metavar="NAME", count="*")]
 Folders = Annotated[tuple[Path, ...], values(Path, metavar="DIR", count="*")]
 Directory = Annotated[Path, tyro.conf.Positional, values(Path, metavar="DIR")]

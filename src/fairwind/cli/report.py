@@ -11,6 +11,7 @@ from fairwind.cli.terminal import out, say
 from fairwind.errors import InputError, first_line
 from fairwind.runs.directory import check_begun
 from fairwind.runs.files import RESULTS, is_held, lock, sweep
+from fairwind.runs.growth import settle
 from fairwind.runs.seals import check_whole, lost_results
 
 
@@ -48,9 +49,10 @@ class Report:
 
     def _finished(self) -> None:
         with lock(self.directory) as mine:
-            check_whole(self.directory)
             if mine:
                 sweep(self.directory)
+                settle(self.directory)
+            check_whole(self.directory)
             show(self.directory)
 
 

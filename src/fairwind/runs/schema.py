@@ -294,6 +294,16 @@ class TimingSoFar(TypedDict):
     rounds_per_second: float | None
 
 
+Condition = Literal["target", "patience", "time_budget", "after_evaluation"]
+
+
+class Stopped(TypedDict):
+    """Why training ended before its last round: what asked for it, and the reason in words."""
+
+    by: Condition
+    why: str
+
+
 class Parts(TypedDict):
     """Which samples numbers are of, and what must be known of that."""
 
@@ -331,6 +341,7 @@ class Results(Findings):
     task_digests: NotRequired[dict[str, str]]  # of a study's own task, by seed
     plan: NotRequired[Plan]
     engine: NotRequired[str]  # what carried a real federation's messages
+    stopped: NotRequired[Stopped]
     environment: Environment
     federation: FederationFacts
     timing: Timing
