@@ -289,7 +289,7 @@ class Simulation:
         return Checkpoint(whole.round, tensors, {**whole.record, "history": history})
 
     def checkpoint_from(self, parts: Sequence[tuple[Checkpoint, Sequence[int]]]) -> Checkpoint:
-        """The reverse: a checkpoint of all runs, from others of the same round that have some of them each."""
+        """The reverse: a checkpoint of all runs, from others of the same round, each of some of them."""
         tensors: dict[str, Tensor] = {}
         kept = set.intersection(*({line["round"] for line in part.record["history"]} for part, _ in parts))
         drawn = [

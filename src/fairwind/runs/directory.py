@@ -158,8 +158,8 @@ class RunDirectory:
         for t, (was, now) in enumerate(zip(before, _scheduled(settings, len(before)), strict=False)):
             if was != now:
                 raise InputError(
-                    f"lr_schedule gives {now:g} for round {t}, and {self.path} was trained with {was:g}: give the "
-                    "same schedule (it may not depend on the number of rounds), or another out"
+                    f"lr_schedule gives {now:g} for round {t}, and {self.path} was trained with {was:g}: "
+                    "give the same schedule (it may not depend on the number of rounds), or another out"
                 )
         return checkpoint, [f"{refusal}; an earlier one is used" for refusal in refused]
 

@@ -61,7 +61,8 @@ class Growth:
     """Some runs at round 0, to be trained for so many rounds, and no condition stops them."""
     train: Callable[[Simulation, RunDirectory, float], None]
     """Trains what is left of the rounds, or until the time budget is used up, less so many seconds."""
-    say: Callable[[list[str]], None]
+    say: Callable[[list[str]], None]  #: Of damaged files.
+    tell: Callable[[str], None]  #: How it goes.
 
     def begin(self, simulation: Simulation) -> RunDirectory:
         """The folder in which the larger comparison goes on, with a checkpoint of all runs after a round."""
@@ -96,6 +97,7 @@ class Growth:
         simulation.restore(simulation.checkpoint_from(parts))
         if simulation.ranks.first:
             directory.save(simulation)
+            directory.write_history(simulation)
             shutil.rmtree(directory.path / ADDED, ignore_errors=True)
 
     def _added(self, runs: list[tuple[str, int]], others: Checkpoint, within: RunDirectory) -> Checkpoint:
@@ -116,18 +118,14 @@ class Growth:
             if ranks.first:
                 shutil.rmtree(directory.checkpoints)
             ranks.meet()
-        self.say(
-            [
-                *lines,
-                f"{len(runs)} of the runs are new, and train first, to round {others.round} of the others",
-            ]
-        )
+        self.say(lines)
+        self.tell(f"{len(runs)} of the runs are new, and train first, to round {others.round} of the others")
         directory.restore(added)
         self.train(added, directory, others.record["seconds"])
         if added.round < others.round:
             why = "" if added.stopping.stopped is None else added.stopping.stopped["why"]
             raise InputError(
-                f"{why} when the new runs were at round {added.round}, before the {others.round} of the others: "
+                f"{why} when the new runs were at round {added.round}, before {others.round}: "
                 "nothing is lost, and the same with more time goes on"
             )
         return added.checkpoint()

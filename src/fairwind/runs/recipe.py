@@ -163,7 +163,7 @@ class Recipe:
         )
 
     def differs(self, other: "Recipe") -> str:
-        """The first field that differs in another recipe, with both values of a setting; empty if none does."""
+        """The first field that differs in another recipe, a setting with both values; empty if none does."""
         words = {
             "setup": "task",
             "judged_by": "loss or score",

@@ -199,6 +199,8 @@ def parts_of(simulation: Simulation, final: Part) -> Parts:
     """Which samples the numbers are of; a note where that is not all test samples, or one chose on these."""
     federation, settings, watched = simulation.federation, simulation.settings, simulation.watched
     asked = [f"{n}={v:g}" for n in ("target", "patience") if (v := getattr(settings, n)) is not None]
+    if (request := simulation.stopping.request) is not None and request["by"] == "after_evaluation":
+        asked.append("after_evaluation")
     overlooked = int(((federation.validation == 0) & (federation.test > 0)).sum())
     if watched == "test" and not asked:
         return {"history": watched, "final": final}

@@ -324,6 +324,7 @@ class Findings(TypedDict):
     data: str | None
     runs: list[RunRow]
     summary: list[SummaryRow]
+    stopped: NotRequired[Stopped]
 
 
 class FindingsSoFar(Findings):
@@ -341,7 +342,6 @@ class Results(Findings):
     task_digests: NotRequired[dict[str, str]]  # of a study's own task, by seed
     plan: NotRequired[Plan]
     engine: NotRequired[str]  # what carried a real federation's messages
-    stopped: NotRequired[Stopped]
     environment: Environment
     federation: FederationFacts
     timing: Timing

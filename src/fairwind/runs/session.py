@@ -19,7 +19,7 @@ from fairwind.runs.recipe import Recipe, on_the_same_machine
 from fairwind.runs.results import Evaluated, summarise, warnings_of
 from fairwind.runs.schema import Results
 from fairwind.runs.seals import damaged, read_history, read_results
-from fairwind.runs.training import Console, asks_to_stop, train
+from fairwind.runs.training import Console, Plain, asks_to_stop, train
 from fairwind.setups import WHERE, Where
 from fairwind.task import Task
 from fairwind.tracking import Tracking
@@ -137,7 +137,8 @@ class Session:
             shown, again = self.console, self.again
             return train(added, directory, console=shown, every=self.every, again=again, time_budget=budget)
 
-        return Growth(source, recipe, build, bring, self._say).begin(simulation)
+        console = self.console or Plain(quiet=True)
+        return Growth(source, recipe, build, bring, self._say, console.print).begin(simulation)
 
     def _task(self, directory: RunDirectory) -> Task:
         """The task that is given, or that the directory names."""
