@@ -353,7 +353,9 @@ def test_other_shells_have_a_script_too(shell: str) -> None:
 
 def test_nothing_is_overwritten(finished: Path, tmp_path: Path) -> None:
     before = numbers(finished)
-    assert_refused(fairwind("compare", SMALL, "--out", finished), "already holds a run", "fairwind resume")
+    words = "compare", SMALL, "--out", finished
+    assert_refused(fairwind(*words, "--lr", "0.3"), "holds a run", "'lr', which was 0.01 and is 0.3")
+    assert_refused(fairwind(*words, "--rounds", "1"), "holds more than is asked for", "rounds, not 1")
     assert numbers(finished) == before
     (tmp_path / "thesis.txt").write_text("mine")
     assert_refused(fairwind("compare", SMALL, "--out", tmp_path), "not empty")
