@@ -157,6 +157,7 @@ def test_it_does_so_whatever_the_task_and_when_it_stops(
     compare(tmp_path / "run", **options | before)
     compare(tmp_path / "run", **options)
     assert found(tmp_path / "run") == whole(**options)
+    assert ("stopped" in whole(**options)["results"]) == ("target" in options or "patience" in options)
 
 
 def stop_at(round: int) -> Callable[[list[dict[str, Any]]], None]:
@@ -208,7 +209,7 @@ def test_a_kill_while_files_take_their_places_loses_nothing(
 ) -> None:
     pristine, write = tmp_path / "pristine", growth.write_atomic
     compare(pristine, rounds=4, **FEW)
-    for at in range(9):
+    for at in range(0, 9, 2):
         path, written = tmp_path / f"run{at}", []
         shutil.copytree(pristine, path)
 
@@ -249,6 +250,12 @@ def test_what_it_cannot_grow_into_is_refused(changes: dict[str, Any], words: str
         compare(tmp_path / "run", **given)
     assert found(tmp_path / "run") == before
     assert not (tmp_path / "run" / GROWING).exists()
+
+
+def test_what_was_never_trained_need_not_be(whole: Whole, tmp_path: Path) -> None:
+    compare(tmp_path / "run", rounds=1000, time_budget=1e-9, **FEW)
+    compare(tmp_path / "run", **FEW)
+    assert found(tmp_path / "run") == whole(**FEW)
 
 
 def test_another_algorithm_of_the_same_name_is_refused(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated
 import tyro
 
 from fairwind import algorithms, setups
-from fairwind.cli.options import NOTHING_LEFT, Names, Seconds, Time, described, options_of, values
-from fairwind.cli.report import show
+from fairwind.cli.options import Names, Seconds, Time, described, options_of, values
+from fairwind.cli.report import nothing_left, show
 from fairwind.cli.terminal import err, note, say
 from fairwind.engine.ranks import find, join
 from fairwind.errors import InputError, in_range
@@ -103,7 +103,9 @@ class Compare:
             time_budget=budget,
             finished=show,
         ).run()
-        return err.print(NOTHING_LEFT) if trained is None else None
+        if trained is None and path is not None:
+            err.print(nothing_left(path))
+        return None
 
     def _own_task(self) -> Task | None:
         """The user's own task, if that is what is named."""

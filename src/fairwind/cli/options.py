@@ -35,7 +35,6 @@ KINDS: dict[Any, tuple[str, str]] = {  # metavar, and what a value is
     str: ("STR", "text"),
     Path: ("PATH", "path"),
 }
-NOTHING_LEFT = "finished: nothing is left to train"
 SOLVER = "How clients train; momentum and nesterov are SGD with --momentum 0.9 unless another is given"
 
 

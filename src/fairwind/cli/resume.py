@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fairwind.algorithms import with_sets
-from fairwind.cli.options import NOTHING_LEFT, Directory, Names, Seconds, Time, described
-from fairwind.cli.report import show
+from fairwind.cli.options import Directory, Names, Seconds, Time, described
+from fairwind.cli.report import nothing_left, show
 from fairwind.cli.terminal import err, note
 from fairwind.errors import in_range, whole
 from fairwind.runs.directory import RunDirectory
@@ -21,10 +21,11 @@ from fairwind.setups import Where
 @described
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a comparison that was stopped or killed, or let a finished one grow.
+    """Go on with a comparison that was stopped or killed, with the same bits; or let a finished one grow.
 
-    The results are the same bits as those of one comparison with everything. Of more rounds, seeds or
-    algorithms only what is missing is trained, and the results so far stay until it is.
+    Of more rounds, seeds or algorithms only what is missing is trained, and the results so far stay until it
+    is. More rounds end in the same bits as one comparison with all of them; so do runs that are added, up to
+    rounding where they are stacked.
 
     For example: fairwind resume runs/mine --rounds 500 --seeds 3 4
     """
@@ -64,7 +65,7 @@ class Resume:
             finished=show,
         ).run()
         if trained is None:
-            err.print(NOTHING_LEFT)
+            err.print(nothing_left(self.directory))
 
     def _larger(self, recipe: Recipe) -> Recipe | None:
         """What the comparison is to grow into, if that was asked for."""

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,6 +86,14 @@ class RunDirectory:
     @property
     def finished(self) -> bool:
         return (self.path / RESULTS).exists()
+
+    @property
+    def trained(self) -> int:
+        """The rounds behind it: those of the newest checkpoint, or of the results."""
+        saved = [int(file.stem) for file in self.checkpoints.glob("[0-9]*.json") if file.stem.isdigit()]
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            saved.append(int(read_json(self.path / RESULTS)["runs"][0]["rounds"]))
+        return max(saved, default=0)
 
     def changed(self, settings: Settings) -> list[str]:
         """What is said of differences since the run started, in the environment or the machine's settings."""

@@ -139,12 +139,12 @@ class Recipe:
         before, now = ((each.algorithms, each.seeds, each.settings.rounds) for each in (self, other))
         return before != now
 
-    def lacks(self, other: "Recipe") -> str:
-        """What of another recipe this one has not: rounds, seeds or algorithms; empty if it has all."""
+    def lacks(self, other: "Recipe", trained: int) -> str:
+        """What this one has not of another's algorithms and seeds, and of the rounds that are trained."""
         seeds = [str(seed) for seed in other.seeds if seed not in self.seeds]
         labels = [label for label in other.algorithms if label not in self.algorithms]
-        rounds = other.settings.rounds > self.settings.rounds
-        found = [f"{other.settings.rounds} rounds, not {self.settings.rounds}"] if rounds else []
+        rounds = self.settings.rounds
+        found = [f"{trained} rounds, not {rounds}"] if trained > rounds else []
         for kind, missing in (("seed", seeds), ("algorithm", labels)):
             found += [f"{kind}{'s' * (len(missing) > 1)} {', '.join(missing)}"] if missing else []
         return "; ".join(found)

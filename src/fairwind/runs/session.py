@@ -175,7 +175,7 @@ class Session:
                 self._say(_kept(recipe.settings, directory.recipe.settings))
                 settings = on_the_same_machine(recipe.settings, directory.recipe.settings)
                 recipe = replace(recipe, settings=settings)
-        lacks = "" if directory is None else recipe.lacks(directory.recipe)
+        lacks = "" if directory is None else recipe.lacks(directory.recipe, directory.trained)
         if lacks:
             raise InputError(
                 f"{self.path} holds more than is asked for ({lacks}): ask for all of it, and for more if you "
