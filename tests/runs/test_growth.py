@@ -68,8 +68,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, A
 
 
 Whole = Callable[..., dict[str, Any]]
-LOOP = {"engine": "loop"}
-FEW = {"names": ("fedavg", "scaffold", "ditto")}
+LOOP: dict[str, Any] = {"engine": "loop"}
+FEW: dict[str, Any] = {"names": ("fedavg", "scaffold", "ditto")}
 
 
 @pytest.mark.parametrize("options", [{}, LOOP], ids=["stacked", "loop"])
@@ -138,26 +138,36 @@ def test_the_order_that_is_asked_for_is_that_of_the_results(whole: Whole, tmp_pa
     assert found(tmp_path / "run") == whole(**FEW, **LOOP)
 
 
+def solver(lr: float, **options: Any) -> fairwind.Solver:
+    return fairwind.Solver(lr=lr, batch_size=10, **options)
+
+
+TWO: dict[str, Any] = {"names": ("fedavg", "scaffold"), "rounds": 14, "patience": 1}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "last"),
     [
-        {"setup": f"{SETUP},validation=0.2"},
-        {"target": 60.0},
-        {"patience": 1},
-        {"solver": fairwind.Solver(lr=1e6, batch_size=10)},
-        {"solver": fairwind.Solver(lr=0.1, batch_size=10, lr_decay=0.9)},
+        ({"setup": f"{SETUP},validation=0.2"}, 8),
+        ({"solver": solver(1e30)}, 8),
+        ({"solver": solver(0.1, lr_decay=0.9)}, 8),
+        ({"target": 47.0}, 6),  # seed 1 alone stops after round 3
+        (TWO | {"solver": solver(0.3)}, 9),
+        (TWO | {"solver": solver(1.0)}, 14),  # seed 1 alone stops after round 9
     ],
-    ids=["validation", "target", "patience", "diverged", "decay"],
+    ids=["validation", "diverged", "decay", "target", "patience", "patience of one seed"],
 )
 @pytest.mark.parametrize("before", [{"rounds": 4}, {"seeds": [1], "rounds": 4}, {"seeds": [1]}])
+@pytest.mark.filterwarnings("ignore:.*being not finite")
 def test_it_does_so_whatever_the_task_and_when_it_stops(
-    options: dict[str, Any], before: dict[str, Any], whole: Whole, tmp_path: Path
+    options: dict[str, Any], last: int, before: dict[str, Any], whole: Whole, tmp_path: Path
 ) -> None:
-    options = options | FEW | LOOP
+    options = FEW | LOOP | options
     compare(tmp_path / "run", **options | before)
     compare(tmp_path / "run", **options)
     assert found(tmp_path / "run") == whole(**options)
-    assert ("stopped" in whole(**options)["results"]) == ("target" in options or "patience" in options)
+    assert fairwind.load(tmp_path / "run")[0].rounds[-1] == last
+    assert ("stopped" in whole(**options)["results"]) == (last < options.get("rounds", ROUNDS))
 
 
 def stop_at(round: int) -> Callable[[list[dict[str, Any]]], None]:

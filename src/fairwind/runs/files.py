@@ -102,7 +102,10 @@ def sweep(folder: Path) -> None:
     for place in (*runs, *(run / "checkpoints" for run in runs), folder / "figures"):
         for partial in place.glob(".*.partial"):
             if re.fullmatch(r"\..+\.\d+\.partial", partial.name):  # none but those of `write_atomic`
-                partial.unlink(missing_ok=True)
+                if partial.is_dir():  # of a comparison that has grown
+                    shutil.rmtree(partial, ignore_errors=True)
+                else:
+                    partial.unlink(missing_ok=True)
 
 
 @contextmanager

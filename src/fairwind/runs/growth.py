@@ -5,6 +5,7 @@ that are added train first, up to the round of the others; from there on all tra
 the folder's files take the places of the earlier ones.
 """
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,8 +48,9 @@ def settle(path: Path) -> None:
     for file in (path / CHECKPOINTS).glob("[0-9]*"):
         if file.name not in {each.name for each in kept}:
             file.unlink(missing_ok=True)
-    (grown / RESULTS).unlink()  # first: what is left of the folder counts no more
-    shutil.rmtree(grown)
+    done = path / f".{GROWING}.{os.getpid()}.partial"  # which counts no more, and is swept after a kill
+    grown.rename(done)
+    shutil.rmtree(done)
 
 
 @dataclass(frozen=True)
