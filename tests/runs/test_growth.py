@@ -15,7 +15,7 @@ import fairwind
 from fairwind.errors import InputError
 from fairwind.runs import growth
 from fairwind.runs.duration import seconds_of
-from fairwind.runs.files import GROWING, RESULTS
+from fairwind.runs.files import GROWING, RESULTS, write_atomic
 from forked import bits, strays
 from own_algorithms import built
 
@@ -54,7 +54,8 @@ def found(path: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
     """What one call finds."""
-    folder, known = tmp_path_factory.mktemp("whole"), {}
+    folder = tmp_path_factory.mktemp("whole")
+    known: dict[str, dict[str, Any]] = {}
 
     def once(**options: Any) -> dict[str, Any]:
         key = repr(options)
@@ -217,10 +218,11 @@ def test_until_it_has_grown_the_results_so_far_are_there(
 def test_a_kill_while_files_take_their_places_loses_nothing(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pristine, write = tmp_path / "pristine", growth.write_atomic
+    pristine, write = tmp_path / "pristine", write_atomic
     compare(pristine, rounds=4, **FEW)
     for at in range(0, 9, 2):
-        path, written = tmp_path / f"run{at}", []
+        path = tmp_path / f"run{at}"
+        written: list[Path] = []
         shutil.copytree(pristine, path)
 
         def killed(file: Path, data: bytes, at: int = at, written: list[Path] = written) -> Path:
@@ -274,7 +276,7 @@ def test_another_algorithm_of_the_same_name_is_refused(tmp_path: Path) -> None:
     fairwind.compare(task, {"mine": fairwind.algorithms.fedavg()}, rounds=2, **given)
     with pytest.raises(InputError, match="differs in its own algorithm"):
         fairwind.compare(task, {"mine": fairwind.algorithms.qfedavg()}, rounds=3, **given)
-    two = {"mine": fairwind.algorithms.fedavg(), "other": fairwind.algorithms.qfedavg()}
+    two: dict[str, Any] = {"mine": fairwind.algorithms.fedavg(), "other": fairwind.algorithms.qfedavg()}
     assert len(fairwind.compare(task, two, rounds=3, **given)) == 2
 
 
@@ -336,7 +338,7 @@ def test_a_time_budget_stops_after_the_round_and_more_time_goes_on(whole: Whole,
     stopped = compare(path, time_budget=1e-9, **options)
     assert stopped.results["stopped"] == {"by": "time_budget", "why": "the time budget was used up"}
     assert stopped[0].rounds == [0, 1]  # evaluated where it stopped
-    assert stopped.results["config"]["rounds"] == ROUNDS
+    assert dict(stopped.results["config"])["rounds"] == ROUNDS
     assert "Training stopped after round 1 of 8" in stopped.report().read_text()
     before = found(path)
     assert compare(path, time_budget=1e-9, **options).results["stopped"]["by"] == "time_budget"  # loaded
