@@ -95,6 +95,10 @@ def test_every_algorithm_has_a_personal_form(spec: str, case: str) -> None:
     alone.restore(made.checkpoint_of([1]))
     for name, value in alone.checkpoint().tensors.items():
         assert same(value, made.checkpoint_of([1]).tensors[name])
+    joined = made.checkpoint_from([(made.checkpoint_of([r]), [r]) for r in (1, 0)])
+    assert joined.tensors.keys() == whole.keys()
+    for name, value in joined.tensors.items():
+        assert same(value, whole[name])
 
 
 STACKED = ("fedavg", "measured", "scaled", "scaffold", "mimelite", "mime", "ditto", "afl", "by_angle")

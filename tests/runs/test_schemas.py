@@ -32,7 +32,7 @@ ELSEWHERE |= {f"federation.source{name}" for name in ("", "[].file", "[].bytes",
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison with groups, validation samples, two scores and all kinds of models: all it may hold."""
+    """With groups, validation samples, two scores, all kinds of models, and stopped: all it may hold."""
     out = tmp_path_factory.mktemp("run") / "mine"
     draw = torch.Generator().manual_seed(0)
     clients = [(torch.randn(20, 4, generator=draw), torch.arange(20) % 2) for _ in range(4)]
@@ -40,8 +40,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         clients, groups=["north", "north", "south", "south"], validation=0.1
     )
     scores = [fw.scores.accuracy, fw.scores.f1]
-    task = fw.Task(lambda: nn.Linear(4, 2), federation, score=scores, rounds=4, personal="bias")
-    fw.compare(task, ["adafedadam", "ditto"], seeds=[0, 1], eval_every=2, out=out, progress=False)
+    task = fw.Task(lambda: nn.Linear(4, 2), federation, score=scores, rounds=6, personal="bias")
+    options: dict[str, Any] = {"eval_every": 2, "after_evaluation": lambda lines: lines[0]["round"] == 4}
+    fw.compare(task, ["adafedadam", "ditto"], seeds=[0, 1], out=out, progress=False, **options)
     return out
 
 
