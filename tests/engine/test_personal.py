@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from batches import client_batches
-from fairwind import Federation, InputError, algorithms
+from fairwind import Federation, InputError, Solver, algorithms
 from fairwind.engine.layout import BatchNorm
 from fairwind.engine.simulation import Simulation
 from own_parts import (
@@ -261,6 +261,71 @@ def without_norm() -> nn.Module:
 def test_what_cannot_be_divided_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         simulated(RAGGED, ["fedavg"], **options)
+
+
+@pytest.mark.parametrize("solver", ["sgd", "momentum", "adam", "clipped"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_personal_part_trains_first_and_then_the_shared_part(first: int, solver: str) -> None:
+    """FedRep; and FedBABU, where the personal part does not train."""
+    own: dict[str, Any] = {
+        "momentum": {"momentum": 0.9},
+        "adam": {"optimizer": "adam"},
+        "clipped": {"clip": 0.5},
+    }
+    local = Solver(lr=0.05, batch_size=4, epochs=3, personal_first=first, **own.get(solver, {}))
+    torch.manual_seed(1)
+    model = without_norm()
+    head = "1.bias"
+    made = simulated(RAGGED, ["fedavg:size=1", "fedprox"], model=model, personal=head, solver=local)
+    bias = [model.state_dict()[head].clone() for _ in RAGGED.names]
+    shared, sizes = model.state_dict()["1.weight"].clone(), RAGGED.train.double()
+    for t in range(2):
+        made.step()
+        trained = []
+        for k in range(len(RAGGED)):
+            module: Any = without_norm()
+            module.load_state_dict({"1.weight": shared, head: bias[k]})
+            batches = client_batches(made.planner, [0], t, k)
+            begin = first * len(batches) // 3
+            weights = [module[1].bias, module[1].weight]
+            for p, mine in zip(weights, (batches[:begin], batches[begin:]), strict=True):
+                optimizer = local.build([p], local.lr)
+                for samples in mine:
+                    x, y = RAGGED.at(torch.tensor(samples))
+                    module.zero_grad()
+                    loss = nn.functional.cross_entropy(module(x), y)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    if local.clip is not None:
+                        nn.utils.clip_grad_norm_([p], local.clip)
+                    optimizer.step()
+            trained.append(module[1].weight.detach())
+            bias[k] = module[1].bias.detach()
+        shared = sum(s * w for s, w in zip(sizes, trained, strict=True)) / sizes.sum()
+    state = made.state_dict(0)
+    torch.testing.assert_close(state["1.weight"], shared, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(state[head], torch.stack(bias), rtol=1e-9, atol=1e-10)
+    assert made.stalled.tolist()[0] == 0
+
+
+def test_a_report_counts_the_steps_of_the_shared_part() -> None:
+    local = Solver(lr=0.05, batch_size=4, steps=7, personal_first=5)
+    made = simulated(RAGGED, ["fedavg"], model=without_norm, personal="1.bias", solver=local)
+    made.executor.prepare(0)
+    for updates in made.executor.updates(made.x, made.loss0, made._shared, {}):
+        assert updates.report.steps.tolist() == [2.0] * len(updates.client)
+    assert "in turn" in made.plan.executor.why or made.plan.executor.value == "loop"
+
+
+def test_phases_that_leave_nothing_to_train_are_refused() -> None:
+    with pytest.raises(InputError, match="personal_first=2 leaves nothing of epochs=2"):
+        Solver(epochs=2, personal_first=2)
+    with pytest.raises(InputError, match=r"personal_first=1\.5 is not a whole number"):
+        Solver(steps=4, personal_first=1.5)
+    with pytest.raises(InputError, match="no parameter is personal"):
+        simulated(RAGGED, ["fedavg"], model=without_norm, solver=Solver(epochs=2, personal_first=1))
+    local = Solver(epochs=2, personal_first=1)
+    with pytest.raises(InputError, match=r"in turn.*engine=loop trains it"):
+        simulated(RAGGED, ["fedavg"], model=without_norm, personal="1.bias", solver=local, engine="stacked")
 
 
 def test_a_probe_moves_no_statistics() -> None:

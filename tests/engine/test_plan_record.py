@@ -66,6 +66,7 @@ COUNTS = Counts(  # of a small model
     mean_steps=5.0,
     most_steps=9,
     summed=True,
+    phases=False,
     own_parts=False,
     kept_numbers=0,
     batch_size=10,

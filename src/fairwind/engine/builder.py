@@ -110,6 +110,11 @@ def build_engine(
     with _threads(placed, 1):
         size = planner.solver.batch_size
         plain = PlainModel.fitted(first, federation, loss, score, size, augment, sharing)
+        if settings.solver.personal_first is not None and not plain.division.trained:
+            raise InputError(
+                f"personal_first={settings.solver.personal_first} trains a personal part first, and no "
+                'parameter is personal: give Task(…, personal="head.*")'
+            )
         if plan is None:
             plan, stacked = _planned(first, plain, planner, runs, settings, machine, placed)
         else:
@@ -192,6 +197,7 @@ def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run]) -> Counts:
         mean_steps=float(steps.double().mean()),
         most_steps=int(steps.max()),
         summed=not seeing(runs),
+        phases=solver.personal_first is not None,
         own_parts=bool(plain.division.own.names),
         kept_numbers=len(size) * (keeping * plain.whole.parameters + len(runs) * plain.division.kept_numbers),
         batch_size=solver.batch_size,

@@ -84,6 +84,7 @@ class Counts(NamedTuple):
     mean_steps: float  # of clients,
     most_steps: int  # and at most
     summed: bool  # whether servers need no more than sums: not all updates
+    phases: bool  # whether parts of the model train in turn
     own_parts: bool  # whether a part of the model is not in the vector that is summed
     kept_numbers: int  # of vectors that clients keep between rounds
     batch_size: int
@@ -223,6 +224,8 @@ def why_not_stacked(case: Case) -> str:
     """Why clients train one after another, even if the model can be stacked; empty if that must be tried."""
     if case.settings.engine == "loop":
         return "engine=loop"
+    if case.counts.phases:
+        return "personal_first trains parts of the model in turn, one client after another"
     if own := case.counts.own_optimizer:
         return f"{own} is not one of the optimizers that are stacked ({', '.join(get_args(Method))})"
     # Trying is expensive for a large model, so it is left out where stacking cannot gain.

@@ -175,6 +175,7 @@ class SolverConfig(TypedDict):
     batch_size: int
     epochs: float | Sequence[float] | None
     steps: int | Sequence[int] | None
+    personal_first: NotRequired[float | None]
     optimizer: str
     betas: Sequence[float]
     eps: float

@@ -45,6 +45,7 @@ class Schedule(NamedTuple):
     probing: list[Tensor]
     sizes: list[int]  # of an epoch
     steps: list[int]
+    personal_steps: list[int]  # the first of them, which train the personal part alone
     keys: list[int]  # for dropout
 
 
@@ -90,6 +91,7 @@ class Loop:
             _by_entry(probing, self.planner.probed(plan.size)),
             plan.size.tolist(),
             plan.steps.tolist(),
+            plan.personal_steps.tolist(),
             plan.dropout_key.tolist(),
         )
 
@@ -167,7 +169,7 @@ class Loop:
     def _report(self, r: int, entries: list[int], loss0: Tensor) -> Report:
         """The reports of a run's clients, without what they measured."""
         plan, device = self.schedules[self.runs[r].seed].plan, loss0.device
-        size, steps = plan.size[entries].double(), plan.steps[entries].double()
+        size, steps = plan.size[entries].double(), (plan.steps - plan.personal_steps)[entries].double()
         return Report(
             size=size.to(device),
             steps=self.planner.solver.accumulated(steps).to(device),
@@ -267,7 +269,9 @@ class Loop:
 
     def _steps(self, learner: Learner, job: Job, modification: Modification) -> None:
         """The client's steps, in place."""
-        learner.steps(self.planner.solver, self.lr, self._batches(learner.model, job), modification)
+        first = self.schedules[self.runs[job.run].seed].personal_steps[job.entry]
+        batches = self._batches(learner.model, job)
+        learner.steps(self.planner.solver, self.lr, batches, modification, personal_steps=first)
 
     def _batches(self, model: PlainModel, job: Job) -> Iterator[Callable[[], Tensor]]:
         """For each local step, a function that computes the loss of its batch."""

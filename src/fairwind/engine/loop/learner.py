@@ -35,14 +35,27 @@ class Learner:
         self.recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.module.modules())
 
     def steps(
-        self, solver: Solver, lr: float, batches: Iterator[Callable[[], Tensor]], modification: Modification
+        self,
+        solver: Solver,
+        lr: float,
+        batches: Iterator[Callable[[], Tensor]],
+        modification: Modification,
+        *,
+        personal_steps: int = 0,
     ) -> None:
-        """A local step on the loss of each batch, modified if the algorithm says so."""
+        """A local step on the loss of each batch, modified if the algorithm says so.
+
+        If the solver has two phases, the first so many train the personal part alone, others the shared part.
+        """
         self.model.train()
         # Plain SGD is one call for all weights; an optimizer takes several times as long.
         optimizer = None if solver.plain else solver.build(self.model.weights, lr)
-        for loss in batches:
-            self._step(optimizer, lr, loss, solver.clip, modification)
+        shared = len(self.model.layout.names)
+        for number, loss in enumerate(batches):
+            trained = slice(None)
+            if solver.personal_first is not None:
+                trained = slice(shared, None) if number < personal_steps else slice(0, shared)
+            self._step(optimizer, lr, loss, solver.clip, modification, trained)
 
     def _step(
         self,
@@ -51,6 +64,7 @@ class Learner:
         loss_of_batch: Callable[[], Tensor],
         clip: float | None,
         modification: Modification,
+        trained: slice,
     ) -> None:
         before = None
         if modification.received is not None:
@@ -60,6 +74,9 @@ class Learner:
         scale = modification.scale(loss.detach())
         if modification.parts:
             gradients = self._modified(gradients, before, scale, modification)
+        if trained != slice(None):
+            kept = range(len(gradients))[trained]
+            gradients = [g if i in kept else None for i, g in enumerate(gradients)]
         if optimizer is None:
             _add(self.model.weights, gradients, -lr)
             return
