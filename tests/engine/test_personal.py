@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from batches import client_batches
 from fairwind import Federation, InputError, Solver, algorithms
-from fairwind.engine.layout import BatchNorm
+from fairwind.engine.layout import BatchNorm, Division, Sharing
 from fairwind.engine.simulation import Simulation
 from own_parts import (
     SIDE,
@@ -24,6 +25,7 @@ from own_parts import (
     small_cnn,
     step,
 )
+from zoo import resnet18
 
 RAGGED, FULL = pictures([9, 8, 3, 21]), pictures([8, 12, 4, 16])
 ROUNDS = 3
@@ -305,6 +307,43 @@ def test_the_personal_part_trains_first_and_then_the_shared_part(first: int, sol
     torch.testing.assert_close(state["1.weight"], shared, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(state[head], torch.stack(bias), rtol=1e-9, atol=1e-10)
     assert made.stalled.tolist()[0] == 0
+
+
+def normed_resnet() -> nn.Module:
+    """ResNet-18 with batch norm; a larger ε, as channels without variance would amplify rounding."""
+    made = resnet18(width=4, classes=3).double()
+    for module in list(made.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.GroupNorm):
+                setattr(module, name, nn.BatchNorm2d(child.num_channels, eps=0.1).double())
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("sizes", [[8, 12], [7, 11]], ids=["full", "ragged"])
+@pytest.mark.parametrize("choice", ["local", "shared", "recomputed"])
+def test_resnet18_trains_as_a_loop_in_plain_pytorch(choice: BatchNorm, sizes: list[int], engine: str) -> None:
+    given = pictures(sizes)
+    assert isinstance(given.inputs, Tensor)
+    federation = replace(given, inputs=given.inputs.expand(-1, 3, -1, -1).contiguous())
+    torch.manual_seed(5)
+    first = normed_resnet()
+    keeps = set(Division.of(first, Sharing(None, choice)).kept_names)
+    solver = Solver(lr=0.01, batch_size=4)
+    made = simulated(
+        federation, ["fedavg:size=1"], model=first, batch_norm=choice, engine=engine, solver=solver
+    )
+    losses = []
+    for _ in range(ROUNDS):
+        made.step()
+        losses.append(made.loss[0].clone())
+    expected = fedavg_by_hand(federation, first, solver, ROUNDS, keeps.__contains__, choice)
+    torch.testing.assert_close(torch.stack(losses), expected.losses, rtol=1e-6, atol=1e-8)
+    state = made.state_dict(0)
+    for name, value in expected.shared.items():
+        if name not in keeps and not (choice == "recomputed" and "num_batches" in name):
+            torch.testing.assert_close(state[name], value, rtol=1e-6, atol=1e-8)
 
 
 def test_a_report_counts_the_steps_of_the_shared_part() -> None:
