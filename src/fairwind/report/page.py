@@ -10,7 +10,6 @@ from fairwind.report import charts, groups, spread
 from fairwind.report import joining as joins
 from fairwind.report.clients import client_chart, clients_data, clients_section
 from fairwind.report.finding import best_shown, finding, how_sure
-from fairwind.report.gains import joining
 from fairwind.report.html import (
     Spec,
     escaped,
@@ -21,6 +20,7 @@ from fairwind.report.html import (
     write_figure,
 )
 from fairwind.report.legend import legend_html, shared
+from fairwind.report.newcomers import new_clients_section
 from fairwind.report.paired import Paired, paired
 from fairwind.report.provenance import how_section
 from fairwind.report.record import Record, read_record
@@ -55,7 +55,7 @@ def write_report(directory: Path) -> list[Path]:
 
 def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
     """The same of a record that was read, of which it is known what is more than noise."""
-    specs = figures(record, runs)
+    specs = figures(record)
     (directory / "figures").mkdir(exist_ok=True)
     written = [write_atomic(directory / "report.html", page(record, specs, runs).encode())]
     (directory / INTERIM).unlink(missing_ok=True)
@@ -65,7 +65,7 @@ def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
     return written
 
 
-def figures(record: Record, runs: Paired | None = None) -> dict[str, Spec]:
+def figures(record: Record) -> dict[str, Spec]:
     """The Vega-Lite specs of the report by name, without colours (see `theme`)."""
     drawn: dict[str, alt.Chart | alt.LayerChart | None] = {
         "average": charts.curves(
@@ -83,7 +83,7 @@ def figures(record: Record, runs: Paired | None = None) -> dict[str, Spec]:
     drawn |= {"groups": groups.averages(record), "certainty": charts.certainty(record)}
     if record.names:
         drawn["clients"] = spread.clients(record)
-        if gains := joining(record, runs or paired(record)):
+        if gains := joins.gains(record):
             drawn["joining"] = joins.chart(record, gains)
     return {name: plain_spec(chart) for name, chart in drawn.items() if chart is not None}
 
@@ -186,8 +186,9 @@ def _sections(record: Record, specs: dict[str, Spec], runs: Paired) -> Iterable[
     yield targets_section(record)
 
     if "joining" in specs:
-        gains = joins.table(record, joining(record, runs))
-        yield section("Who gains from joining?", joins.WORDS, ["joining"], gains)
+        gains = joins.table(record, joins.gains(record))
+        yield section("Who gains from joining?", joins.words(record), ["joining"], gains)
+    yield new_clients_section(record)
     tested = len(spread.tested_clients(record))
     untested = record.score.shape[1] - tested
     if "distribution" in specs:

@@ -6,7 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm, GradientAlgorithm, MemoryAlgorithm, PersonalAlgorithm
+from fairwind.contract import (
+    AnyAlgorithm,
+    GradientAlgorithm,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+    PooledAlgorithm,
+)
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
 from fairwind.runs.schema import RunRow, TotalCost
@@ -51,6 +57,8 @@ def round_cost(algorithm: AnyAlgorithm, train: Tensor, settings: Settings, param
         down += 1  # the mean gradient
     if isinstance(algorithm, PersonalAlgorithm) and algorithm.alone:
         up = down = 0
+    elif isinstance(algorithm, PooledAlgorithm):
+        return Cost(float(trained.sum()), 0, 0)
     elif isinstance(algorithm, PersonalAlgorithm):
         trained = 2 * trained  # the personal model takes as many steps
     vectors = BYTES * parameters * participants

@@ -14,14 +14,17 @@ from fairwind.engine.simulation import Simulation
 from fairwind.metrics import METRICS, OF_GROUPS, over_seeds
 from fairwind.runs.cost import round_cost
 from fairwind.runs.environment import environment
+from fairwind.runs.gains import joining_summary
 from fairwind.runs.recipe import Recipe, to_jsonable
 from fairwind.runs.schema import (
+    Baseline,
     Config,
     Environment,
     FederatedConfig,
     FederationFacts,
     GroupAverage,
     HistoryLine,
+    JoiningSummary,
     Metrics,
     ModelGroups,
     ModelMetrics,
@@ -62,6 +65,7 @@ def results_of(
     task_digests: Mapping[str, str] | None = None,
     plan: Plan | None = None,
     engine: str = "",
+    joining: JoiningSummary | None = None,
 ) -> Results:
     """The content of results.json, of a simulation or a real federation."""
     results: Results = {
@@ -90,6 +94,8 @@ def results_of(
         del results["plan"]
     if not engine:
         del results["engine"]
+    if joining is not None:
+        results["joining"] = joining
     return results
 
 
@@ -97,7 +103,8 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
     """The results of a simulation; `plan` is that of its first start, if it was resumed."""
     numbers = simulation.federation.train, simulation.settings, simulation.x.shape[1]
     costs = [round_cost(run.algorithm, *numbers).times(simulation.round) for run in simulation.runs]
-    views, lines = simulation.views, simulation.final().lines
+    final, new = simulation.final(), simulation.final_of_new_clients()
+    of_new = {} if new is None else dict(zip(new.views, new.lines, strict=True))
     rows = [
         run_row(
             line,
@@ -106,9 +113,12 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
             stalled=int(simulation.stalled[view.run]),
             cost=costs[view.run],
             model=view.model,
+            baseline=view.baseline,
+            of_new_clients=of_new.get(view),
         )
-        for view, line in zip(views, lines, strict=True)
+        for view, line in zip(final.views, final.lines, strict=True)
     ]
+    kind, names = simulation.scores[0].kind, simulation.federation.names
     return results_of(
         setup=recipe.setup,
         task=simulation.name,
@@ -126,6 +136,7 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
         own=recipe.own,
         task_digests=recipe.task_digests,
         plan=plan or simulation.plan.to_json(),
+        joining=joining_summary(rows, final.score, kind, names),
     )
 
 
@@ -137,6 +148,8 @@ def run_row(
     stalled: int,
     cost: TotalCost | None = None,
     model: str = "global",
+    baseline: Baseline | None = None,
+    of_new_clients: HistoryLine | None = None,
     privacy: PrivacyLoss | None = None,
 ) -> RunRow:
     """A run of the results, from the last line of its history."""
@@ -149,6 +162,8 @@ def run_row(
     row |= {} if cost is None else {"cost": cost}
     row |= {name: value for name, value in line.items() if name in ("groups", "worst_group", "scores")}
     row |= {} if model == "global" else {"model": model}
+    row |= {} if baseline is None else {"baseline": baseline}
+    row |= {} if of_new_clients is None else {"new_clients": final_metrics(of_new_clients)}
     row |= {"left_out": left_out, "stalled_rounds": stalled}
     row |= {} if privacy is None else {"privacy": privacy}
     return cast(RunRow, row)
@@ -184,6 +199,7 @@ def about(simulation: Simulation) -> dict[str, object]:
         "scores": score_kinds(simulation.scores),
         "parts": parts_of(simulation, simulation.watched),
         "federation": described(simulation, simulation.watched),
+        "baselines": {view.label: view.baseline for view in simulation.views if view.baseline},
     }
 
 
@@ -250,6 +266,8 @@ def summary_of(rows: Sequence[RunRow]) -> list[SummaryRow]:
         if "scores" in mine[0]:
             by_score = {name: [row["scores"][name] for row in mine] for name in mine[0]["scores"]}
             line["scores"] = {name: _over_seeds(models, models) for name, models in by_score.items()}
+        if "new_clients" in mine[0]:
+            line["new_clients"] = _over_seeds([row["new_clients"] for row in mine], [{}])
         summary.append(line)
     return summary
 

@@ -154,8 +154,8 @@ class Session:
             after_evaluation=tracking.and_then(self.after_evaluation),
             save_last=self.models,
         )
-        if simulation.watched != "test":
-            tracking.log(simulation.final().lines, "test/")
+        final = simulation.final().lines  # of models in the history, only if that is of other samples
+        tracking.log(final[len(simulation.views) if simulation.watched == "test" else 0 :], "test/")
         if directory is None:
             results, page = summarise(simulation, recipe), None
         else:

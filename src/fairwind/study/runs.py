@@ -17,7 +17,7 @@ from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
 from fairwind.runs.files import CLIENTS, HISTORY, PACKED, RESULTS
 from fairwind.runs.schema import HistoryLine, ResultsFile, RunRow
-from fairwind.runs.seals import damaged, lost_results, read_history, read_results
+from fairwind.runs.seals import damaged, lost_results, read_history, read_results, with_history
 from fairwind.runs.spec import arguments, parameters
 
 Floats = NDArray[np.float32]
@@ -136,7 +136,7 @@ def _read(folder: Path) -> Iterator[Finished]:
         yield Finished(
             key=RunKey.of(results["setup"], spec, seed, config, own, tasks.get(str(seed), "")),
             row=rows[r],
-            history=lines[r :: len(rows)],
+            history=lines[r :: len(with_history(rows))],
             accuracy=None if accuracy is None else accuracy[r],
             clients=clients,
             results=results,
