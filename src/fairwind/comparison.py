@@ -420,7 +420,9 @@ def load(path: str | Path, *, task: Task | None = None) -> Comparison:
             i = new.index(row)
             scores = {n: tensors["new.score" if n == names[0] else f"new.score.{n}"][i] for n in names}
             own, loss = scores[names[0]], tensors["new.loss"][i]
-            return NewClients(row["new_clients"], own, loss, scores, json.loads(metadata["new_names"]))
+            return NewClients(
+                final_metrics(row["new_clients"]), own, loss, scores, json.loads(metadata["new_names"])
+            )
 
         runs = [
             Result(

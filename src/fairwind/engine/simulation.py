@@ -246,7 +246,7 @@ class Simulation:
     def _on_new_clients(self, new: Federation) -> Evaluation | None:
         """How these models do on these clients; none, if all models are single clients'."""
         shared = [view for view in self.views if view.model != "personal"]
-        new = replace(self.engine.place(new), groups=())
+        new = self.engine.place(new)
         return self._with_fine_tuned(self._judged("test", shared, new), new)[0] if shared else None
 
     def _with_fine_tuned(

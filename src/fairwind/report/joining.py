@@ -29,12 +29,13 @@ def table(record: Record, found: Sequence[Joining]) -> str:
     """A row for each algorithm: who gains, how much, and who loses most."""
     rows = []
     for each in found:
-        lost = [f"{printable(name)} ({gain:+.3g})" for name, gain in each.losers(record.names)[:MOST_NAMES]]
+        lost = [f"{printable(name)} ({_signed(gain)})" for name, gain in each.losers(record.names)]
         share = each.better_share
         better = f"{share.difference:.0f} % [{share.low:.0f}, {share.high:.0f}]"
-        cells = str(each.better), str(each.worse), better, _average(record, each.average)
-        rows.append([display_name(each.algorithm), *cells, ", ".join(lost) or "nobody"])
-    heads = ["", "better off", "worse off", "share better off", "average gain", "who loses most"]
+        cells = str(each.better), str(each.equal), str(each.worse), better, _average(record, each.average)
+        rows.append([display_name(each.algorithm), *cells, ", ".join(lost[:MOST_NAMES]) or "nobody"])
+    heads = ["", "better off", "as well off", "worse off", "better off, of all", "average gain"]
+    heads.append("who loses most")
     return table_html(heads, rows)
 
 
@@ -42,7 +43,11 @@ def _average(record: Record, average: Interval | None) -> str:
     if average is None:
         return "–"
     unit = " points" if record.judged.kind == "accuracy" else ""
-    return f"{average.difference:+.3g}{unit} [{average.low:+.3g}, {average.high:+.3g}]"
+    return f"{_signed(average.difference)}{unit} [{_signed(average.low)}, {_signed(average.high)}]"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3g}".replace("-", "−")
 
 
 def lines(record: Record) -> list[str]:

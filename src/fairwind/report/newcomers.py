@@ -6,7 +6,16 @@ from fairwind.errors import printable
 from fairwind.intervals import Interval, jackknife
 from fairwind.report.html import section, table_html
 from fairwind.report.record import Record
-from fairwind.report.table import count, display_name, measures, of_new_clients, reading, seed_count
+from fairwind.report.table import (
+    Measure,
+    count,
+    display_name,
+    mean_and_spread,
+    measures,
+    of_new_clients,
+    reading,
+    seed_count,
+)
 from fairwind.runs.schema import OverSeeds
 
 MOST_NAMES = 12
@@ -23,12 +32,12 @@ def new_clients_section(record: Record) -> str:
     trained = {row["algorithm"]: row["avg"] for row in record.results["summary"]}
     rows = []
     for row in new["summary"]:
-        within = _interval(record, row["algorithm"])
-        between = "–" if within is None else f"{within.low:.4g} to {within.high:.4g}"
-        cells = [_text(row[measure.key], seeds) for measure in shown]
-        average = _text(trained[row["algorithm"]], seeds)
-        rows.append([display_name(row["algorithm"]), average, cells[0], between, *cells[1:]])
-    heads = ["", "average of those that trained", "average of new clients", "95 % interval"]
+        within, number = _interval(record, row["algorithm"]), record.judged.number
+        between = "–" if within is None else f"{number(within.low)} to {number(within.high)}"
+        average, *cells = (_text(row.get(measure.key), measure, seeds) for measure in shown)
+        others = _text(trained[row["algorithm"]], shown[0], seeds)
+        rows.append([display_name(row["algorithm"]), others, average, between, *cells])
+    heads = ["", "average of trained clients", "average of new clients", "95 % interval"]
     heads += [measure.name for measure in shown[1:]]
     names = [printable(name) for name in record.new_names[:MOST_NAMES]]
     more = len(record.new_names) - len(names)
@@ -54,9 +63,7 @@ def _interval(record: Record, label: str) -> Interval | None:
     return found.interval("avg", range(len(mine)))
 
 
-def _text(value: OverSeeds, seeds: int) -> str:
+def _text(value: OverSeeds | None, measure: Measure, seeds: int) -> str:
     """A mean, with its standard deviation over seeds."""
-    if value["mean"] is None:
-        return "–"
-    spread = value["std"]
-    return f"{value['mean']:.4g}" + (f" ±{spread:.2g}" if seeds > 1 and spread is not None else "")
+    mean, spread = mean_and_spread(value, measure, seeds)
+    return f"{mean} ±{spread}" if spread else mean

@@ -41,7 +41,7 @@ from fairwind.report.targets import targets_data, targets_section
 from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic
 from fairwind.runs.schema import Findings, FindingsSoFar, Results
-from fairwind.runs.seals import check_whole
+from fairwind.runs.seals import check_whole, with_history
 
 INTERIM = "interim.html"  # the page of a run that is not finished
 
@@ -93,7 +93,9 @@ def page(record: Record, specs: dict[str, Spec], runs: Paired | None = None, liv
     runs = runs or paired(record)
     results = record.results
     names = [display_name(label) for label in record.labels]
-    subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
+    baselines = {row["algorithm"] for row in results["runs"] if "baseline" in row}
+    federated = [display_name(label) for label in record.labels if label not in baselines] or names
+    subject = federated[0] if len(federated) == 1 else f"{len(federated)} algorithms"
     summary = f"<section><h2>Summary</h2>{_summary(record, runs)}</section>"
     body = [summary, *_sections(record, specs, runs), how_section(record)]
     data: dict[str, object] = {"names": names, "percent": record.judged.kind == "accuracy"}
@@ -127,10 +129,12 @@ def _task_name(results: Results | FindingsSoFar) -> str:
 
 def _facts(results: Results | FindingsSoFar) -> dict[str, str]:
     federation, seeds = results["federation"], seed_count(results)
+    algorithms = len({row["algorithm"] for row in with_history(results["runs"])})
     told = {} if federation["name"] == Federation.name else {"federation": federation["name"]}
     if "clients" in federation:  # older runs say so only when they are finished
         told |= {
             "clients": f"{federation['clients']:,}",
+            **({"new clients": f"{federation['new_clients']:,}"} if "new_clients" in federation else {}),
             "samples": sample_counts(federation),
             "training samples of a client": (
                 f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
@@ -139,7 +143,7 @@ def _facts(results: Results | FindingsSoFar) -> dict[str, str]:
         if "groups" in federation:
             told["groups"] = f"{len(federation['groups']):,}"
     return told | {
-        "runs": f"{count(len(results['summary']), 'algorithm')} × {count(seeds, 'seed')}",
+        "runs": f"{count(algorithms, 'algorithm')} × {count(seeds, 'seed')}",
         "rounds": f"{max(run['rounds'] for run in results['runs']):,}",
     }
 

@@ -84,9 +84,10 @@ def joining_summary(
             "worse": each.worse,
             "equal": each.equal,
             "better_share": _json(each.better_share),
-            "average": None if each.average is None else _json(each.average),
             "losers": dict(each.losers(names)[:MOST_LOSERS]),
         }
+        if each.average is not None:
+            row["average"] = _json(each.average)
         rows.append(row)
     return {"alone": alone, "algorithms": rows}
 

@@ -163,7 +163,7 @@ def run_row(
     row |= {name: value for name, value in line.items() if name in ("groups", "worst_group", "scores")}
     row |= {} if model == "global" else {"model": model}
     row |= {} if baseline is None else {"baseline": baseline}
-    row |= {} if of_new_clients is None else {"new_clients": final_metrics(of_new_clients)}
+    row |= {} if of_new_clients is None else {"new_clients": model_line(of_new_clients)}
     row |= {"left_out": left_out, "stalled_rounds": stalled}
     row |= {} if privacy is None else {"privacy": privacy}
     return cast(RunRow, row)
@@ -173,6 +173,12 @@ def final_metrics(line: ModelMetrics) -> Metrics[float | None]:
     """The metrics of the main score, without those of groups and other scores."""
     names = (*METRICS, *OF_GROUPS)
     return cast(Metrics[float | None], {name: value for name, value in line.items() if name in names})
+
+
+def model_line(line: ModelMetrics) -> ModelMetrics:
+    """The same with those of groups."""
+    groups = {name: value for name, value in line.items() if name in ("groups", "worst_group")}
+    return cast(ModelMetrics, {**final_metrics(line), **groups})
 
 
 def config_of(recipe: Recipe, settings: Settings) -> Config:
@@ -267,7 +273,8 @@ def summary_of(rows: Sequence[RunRow]) -> list[SummaryRow]:
             by_score = {name: [row["scores"][name] for row in mine] for name in mine[0]["scores"]}
             line["scores"] = {name: _over_seeds(models, models) for name, models in by_score.items()}
         if "new_clients" in mine[0]:
-            line["new_clients"] = _over_seeds([row["new_clients"] for row in mine], [{}])
+            of_new = [row["new_clients"] for row in mine]
+            line["new_clients"] = _over_seeds(of_new, of_new)
         summary.append(line)
     return summary
 

@@ -149,7 +149,7 @@ class RunRow(ModelGroups):
     scores: NotRequired[dict[str, ModelMetrics]]
     model: NotRequired[str]
     baseline: NotRequired[Baseline]
-    new_clients: NotRequired[Metrics[float | None]]
+    new_clients: NotRequired[ModelMetrics]
     left_out: int
     stalled_rounds: int
     privacy: NotRequired[PrivacyLoss]
@@ -300,7 +300,7 @@ class JoiningRow(TypedDict):
     worse: int
     equal: int
     better_share: IntervalJson
-    average: IntervalJson | None
+    average: NotRequired[IntervalJson]
     losers: dict[str, float]
 
 
