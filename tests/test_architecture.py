@@ -82,8 +82,8 @@ REPORT = (
     ("finding", "paper_comparison", "theme", "html"),
     ("charts", "legend", "provenance"),
     ("spread", "pareto", "labels", "theory", "targets"),
-    ("groups", "sizes", "clients", "joining", "newcomers", "search"),
-    ("page", "panel"),
+    ("groups", "sizes", "clients", "joining", "newcomers"),
+    ("page", "panel", "search"),
     ("plane", "interim"),
     ("study", "live"),
 )

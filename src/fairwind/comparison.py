@@ -331,7 +331,18 @@ class Comparison:
         )
         history = [line for run in self.runs for line in run.history]
         sizes = np.asarray(self.test_size, dtype=np.int64)
-        return Record(self.results, history, score, sizes, sizes, self.clients, loss=loss)
+        new = [run.new_clients for run in self.runs if run.new_clients is not None]
+        return Record(
+            self.results,
+            history,
+            score,
+            sizes,
+            sizes,
+            self.clients,
+            loss=loss,
+            new_score=torch.stack([each.score for each in new]).float().numpy() if new else None,
+            new_names=tuple(new[0].clients) if new else (),
+        )
 
     def _scores_of(self, label: str) -> Floats:
         mine = [run.score.double().numpy() for run in self.runs if run.algorithm == label]

@@ -457,7 +457,7 @@ class Federation:
 
     def __repr__(self) -> str:
         parts = [int(part.sum()) for part in (self.train, self.validation, self.test)]
-        new = "" if self.new_clients is None else f" and {len(self.new_clients):,} new ones"
+        new = "" if self.new_clients is None else f" and {len(self.new_clients):,} new"
         counts = f"{len(self):,} clients{new}, {' + '.join(f'{n:,}' for n in parts if n)} samples"
         return f"<Federation {self.name!r}: {counts}, {kind(self.inputs)}>"
 
