@@ -10,7 +10,7 @@ from fairwind.report import joining
 from fairwind.report.html import chart_html, escaped, frame, measures_table, plain_spec, section, table_html
 from fairwind.report.newcomers import new_clients_section
 from fairwind.report.record import read_record
-from fairwind.report.table import algorithm_of, display_name, measures
+from fairwind.report.table import FIRST, algorithm_of, display_name, measures
 from fairwind.report.theme import SPACE, theme
 from fairwind.runs.files import write_atomic
 from fairwind.runs.schema import Findings
@@ -121,7 +121,7 @@ def write_search(folder: Path, page: Page) -> Path:
         "not see either. Bold: ahead of all others beyond noise."
     )
     tried = table_html(["setting", "local rate", "rounds", "average", "worst 30 %"], rows)
-    final = measures_table(page.results, measures(page.results), ahead=page.ahead)
+    final = measures_table(page.results, measures(page.results)[: len(FIRST)], ahead=page.ahead)
     record = read_record(folder / "test")
     gains, beside = joining.gains(record), ""
     if gains:

@@ -289,7 +289,7 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-NAME_WIDTH = 10  # of the first column, in which names are folded
+NAME_WIDTH = 10, 16  # of the first column: at least, and at most for a word that is not to be folded
 
 
 def new_clients_table(results: Results | FindingsSoFar, width: int = 80) -> Table | None:
@@ -318,7 +318,9 @@ def summary_table(results: Findings, ahead: Mapping[str, str] | None = None, wid
         max(*map(len, head.split("\n")), *(len(_cell(*row[i])) for row in texts))
         for i, head in enumerate(heads)
     ]
-    fits = 3 + NAME_WIDTH + sum(2 + wide for wide in beside) <= width  # with spaces between, and at both ends
+    words = [word for row in results["summary"] for word in display_name(row["algorithm"]).split()]
+    name_width = min(max(NAME_WIDTH[0], *map(len, words)), NAME_WIDTH[1])
+    fits = 3 + name_width + sum(2 + wide for wide in beside) <= width  # with spaces between, and at both ends
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
@@ -328,7 +330,7 @@ def summary_table(results: Findings, ahead: Mapping[str, str] | None = None, wid
         caption_justify="left",
         leading=not fits,
     )
-    table.add_column("", overflow="fold", min_width=NAME_WIDTH)
+    table.add_column("", overflow="fold", min_width=name_width)
     for head in heads:
         table.add_column(head, justify="right", no_wrap=fits, overflow="fold")
     for row, cells in zip(results["summary"], texts, strict=True):
