@@ -81,9 +81,9 @@ class Simulation:
         self.engines: list[BuiltEngine] = []
         if federated:
             self.engines.append(build_engine(models, federation, federated, settings, plan=plan, **task))
-            resolved = self.engines[0].settings
+            resolved, plan = self.engines[0].settings, None
         if pooled:
-            self.engines.append(pooled_engine(models, federation, pooled, resolved, **task))
+            self.engines.append(pooled_engine(models, federation, pooled, resolved, plan=plan, **task))
         self.engine = self.engines[0]
         _, self.plan, _, self.planner, self.plain, self.stacked, _, self.memories, self.executor = self.engine
         own = {name: getattr(settings, name) for name in ("solver", "participation", "clients_per_round")}
