@@ -16,6 +16,9 @@ from fairwind import Federation, InputError, Solver, algorithms
 from fairwind.comparison import Comparison
 from fairwind.engine.loop.learner import Learner
 from fairwind.engine.settings import Engine
+from fairwind.exchange import LocalClient
+from fairwind.intervals import share
+from fairwind.report.interim import read_interim
 from samples import as_tensor
 from simulations import Spoilt, simulation, stacked_of
 
@@ -251,6 +254,8 @@ def test_resumed_they_have_the_same_bits(tmp_path: Path, engine: Engine) -> None
     whole = fw.compare(task, own_names, **options, out=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         fw.compare(task, own_names, **options, out=tmp_path / "cut", after_evaluation=stop_after(3))
+    interim = read_interim(tmp_path / "cut")
+    assert [row.get("baseline") for row in interim.results["runs"][::2]] == ["pooled", None, "local"]
     resumed = fw.compare(task, own_names, **options, out=tmp_path / "cut")
     names = "results.json", "history.jsonl", "clients.safetensors", "models.safetensors"
     for name in names[1:]:
@@ -325,10 +330,45 @@ def test_where_lower_is_better_a_gain_is_a_smaller_error(engine: Engine) -> None
         assert row["average"]["low"] < row["average"]["value"] < row["average"]["high"]
 
 
+def test_the_page_and_the_table_show_who_gains_and_new_clients(tmp_path: Path) -> None:
+    federation = make_federation([30, 12, 60, 25, 18, 40]).with_new_clients(["1", "4"])
+    names: dict[str, Any] = {"fedavg": "fedavg", "alone": algorithms.local(), "pooled": "pooled"}
+    options: dict[str, Any] = {"seeds": [0, 1], "finetune": 1, "progress": False}
+    compared = fw.compare(task_of(federation), names, **options, out=tmp_path / "run")
+    page = compared.report().read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert "<h1>FedAvg on " in page  # what it is compared with are no algorithms
+    assert "a model that it trains alone (alone)" in page
+    assert "2 clients took no part in training: 1, 4." in page
+    assert "<dt>new clients</dt><dd>2</dd>" in page
+    fedavg = compared.joining()[0]
+    better = fedavg.better_share
+    cell = f"<td>{better.difference:.0f} % [{better.low:.0f}, {better.high:.0f}]</td>"
+    assert f"<td>{fedavg.better}</td><td>{fedavg.equal}</td><td>{fedavg.worse}</td>{cell}" in page
+    new = compared.new_clients_to_pandas()
+    assert list(new["algorithm"].unique()) == ["fedavg", "pooled", "fedavg (fine-tuned)"]
+    mean = new[new["algorithm"] == "fedavg"]["avg"].mean()
+    assert f"<td>{mean:.2f} ±" in page
+    said = repr(fw.load(tmp_path / "run"))
+    assert said == repr(compared)
+    assert "2 new clients, which took no part in training." in said
+    assert (tmp_path / "run" / "figures" / "joining.png").exists()
+
+
+def test_a_share_stays_within_its_bounds() -> None:
+    """As Wilson's interval, which holds the shares that a binomial test would not reject."""
+    assert share(0, 10).low == pytest.approx(0)
+    assert share(10, 10).high == pytest.approx(100)
+    assert 0 <= share(0, 10).low <= share(10, 10).high <= 100
+    middle = share(50, 100)
+    assert middle.low == pytest.approx(40.36, abs=0.2)  # 40.4 and 59.6 by the normal distribution
+    assert middle.high == pytest.approx(59.64, abs=0.2)
+
+
 def test_they_send_nothing_cost_what_they_take_and_are_in_no_set() -> None:
     task = task_of(make_federation(SIZES), rounds=2)
-    compared = fw.compare(task, ["local", "pooled", "fedavg"], progress=False)
-    costs = [run["cost"] for run in compared.results["runs"]]
+    compared = fw.compare(task, ["local", "pooled", "fedavg"], finetune=2, progress=False)
+    *costs, tuned = [run["cost"] for run in compared.results["runs"]]
+    assert tuned["sample_gradients"] == 2 * costs[2]["sample_gradients"]  # two rounds, and two epochs
     assert [cost["bytes_up"] + cost["bytes_down"] > 0 for cost in costs] == [False, False, True]
     assert len({cost["sample_gradients"] for cost in costs}) == 1
     assert not {"local", "pooled"} & set(fw.algorithms.with_sets(["all"]))
@@ -394,6 +434,8 @@ def test_one_name_of_two_baselines_is_two_recipes(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     federation = make_federation(SIZES)
+    with pytest.raises(InputError, match="a real federation does not have"):
+        LocalClient(task_of(federation), algorithms.pooled(), 0)
     for wrong in (1.0, -0.1, 0.01, "0", ["7"], [], ["0", "1", "2", "3"]):
         with pytest.raises(InputError, match=r"new.clients?"):
             federation.with_new_clients(wrong)

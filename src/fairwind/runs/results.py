@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fairwind.data.federation import Federation
-from fairwind.engine.evaluation import split
+from fairwind.engine.evaluation import EvaluatedModel, split
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.metrics import METRICS, OF_GROUPS, over_seeds
-from fairwind.runs.cost import round_cost
+from fairwind.runs.cost import round_cost, with_fine_tuning
 from fairwind.runs.environment import environment
 from fairwind.runs.gains import joining_summary
 from fairwind.runs.recipe import Recipe, to_jsonable
@@ -104,6 +104,12 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
     numbers = simulation.federation.train, simulation.settings, simulation.x.shape[1]
     costs = [round_cost(run.algorithm, *numbers).times(simulation.round) for run in simulation.runs]
     final, new = simulation.final(), simulation.final_of_new_clients()
+
+    def cost(view: EvaluatedModel) -> TotalCost:
+        known = costs[view.run]
+        tuned = view.baseline == "finetuned"
+        return with_fine_tuning(known, *numbers[:2]) if tuned else known
+
     of_new = {} if new is None else dict(zip(new.views, new.lines, strict=True))
     rows = [
         run_row(
@@ -111,7 +117,7 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
             simulation.round,
             left_out=int(simulation.left_out[view.run]),
             stalled=int(simulation.stalled[view.run]),
-            cost=costs[view.run],
+            cost=cost(view),
             model=view.model,
             baseline=view.baseline,
             of_new_clients=of_new.get(view),
