@@ -66,9 +66,8 @@ class Result:
     groups: dict[str, GroupAverage[float | None]] = field(default_factory=dict)  #: By label: clients, avg.
     worst_group: str | None = None  #: Of groups, the one with the worst average.
     clients: list[str] = field(default_factory=list, repr=False)  #: Their names.
-    baseline: Baseline | None = (
-        None  #: What it is, if not an algorithm's own model: local, pooled, finetuned.
-    )
+    baseline: Baseline | None = None
+    """What it is, if not an algorithm's own model: local, pooled or finetuned."""
     new_clients: NewClients | None = field(default=None, repr=False)
     """The same of clients that took no part in training, if there are any, and the model fits them."""
     personal: bool = False  #: Whether each client has a model: parameters in `state_dict` are (K, …).

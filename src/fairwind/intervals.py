@@ -110,8 +110,6 @@ def paired_differences(
 
 def share(count: int, of: int) -> Interval:
     """A share in percent, and its 95 % interval by Wilson's score, which stays within 0 and 100."""
-    if not of:
-        return Interval(math.nan, math.nan, math.nan)
     p, square = count / of, student(1 - LEVEL, max(1, of - 1)) ** 2
     centre, half = p + square / (2 * of), math.sqrt(square * (p * (1 - p) + square / (4 * of)) / of)
     ends = ((centre - half) / (1 + square / of), (centre + half) / (1 + square / of))

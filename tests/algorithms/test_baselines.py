@@ -19,6 +19,7 @@ from fairwind.engine.settings import Engine
 from fairwind.exchange import LocalClient
 from fairwind.intervals import share
 from fairwind.report.interim import read_interim
+from fairwind.runs.gains import joining
 from samples import as_tensor
 from simulations import Spoilt, simulation, stacked_of
 
@@ -342,6 +343,7 @@ def test_the_page_and_the_table_show_who_gains_and_new_clients(tmp_path: Path) -
     assert "<dt>new clients</dt><dd>2</dd>" in page
     fedavg = compared.joining()[0]
     better = fedavg.better_share
+    assert better is not None
     cell = f"<td>{better.difference:.0f} % [{better.low:.0f}, {better.high:.0f}]</td>"
     assert f"<td>{fedavg.better}</td><td>{fedavg.equal}</td><td>{fedavg.worse}</td>{cell}" in page
     new = compared.new_clients_to_pandas()
@@ -352,6 +354,24 @@ def test_the_page_and_the_table_show_who_gains_and_new_clients(tmp_path: Path) -
     assert said == repr(compared)
     assert "2 new clients, which took no part in training." in said
     assert (tmp_path / "run" / "figures" / "joining.png").exists()
+
+
+def test_a_client_whose_model_diverged_is_in_no_average() -> None:
+    runs: list[Any] = [
+        {"algorithm": "fedavg", "seed": 0},
+        {"algorithm": "alone", "seed": 0, "baseline": "local"},
+        {"algorithm": "fednova", "seed": 0},
+    ]
+    nan = float("nan")
+    score = [[nan, 4.0, 6.0, nan], [1.0, 2.0, 8.0, nan], [0.5, 3.0, 8.0, nan]]  # the last is not tested
+    first, second = joining(runs, score, "lower")
+    assert (first.better, first.equal, first.worse, first.average) == (1, 0, 1, None)
+    assert first.losers(["a", "b", "c", "d"]) == [("b", -2.0)]
+    assert (second.better, second.equal, second.worse) == (1, 1, 1)
+    assert second.average is not None
+    assert second.average.difference == pytest.approx(-0.5 / 3)
+    none = joining(runs, [[nan] * 4] * 3, "lower")[0]
+    assert (none.better_share, none.average) == (None, None)
 
 
 def test_a_share_stays_within_its_bounds() -> None:

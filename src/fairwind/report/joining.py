@@ -31,7 +31,7 @@ def table(record: Record, found: Sequence[Joining]) -> str:
     for each in found:
         lost = [f"{printable(name)} ({_signed(gain)})" for name, gain in each.losers(record.names)]
         share = each.better_share
-        better = f"{share.difference:.0f} % [{share.low:.0f}, {share.high:.0f}]"
+        better = f"{share.difference:.0f} % [{share.low:.0f}, {share.high:.0f}]" if share else "–"
         cells = str(each.better), str(each.equal), str(each.worse), better, _average(record, each.average)
         rows.append([display_name(each.algorithm), *cells, ", ".join(lost[:MOST_NAMES]) or "nobody"])
     heads = ["", "better off", "as well off", "worse off", "better off, of all", "average gain"]

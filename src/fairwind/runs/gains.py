@@ -17,8 +17,8 @@ class Joining(NamedTuple):
     """What an algorithm's model gives the clients, compared with training alone; larger is better."""
 
     algorithm: str
-    gains: NDArray[np.float64]  #: (K,) Of each client, a mean over seeds; NaN without test samples.
-    average: Interval | None  #: Over clients, with its 95 % interval.
+    gains: NDArray[np.float64]  #: (K,) Of each client, a mean over seeds; NaN where a score is not defined.
+    average: Interval | None  #: Over clients, with its 95 % interval; None if a tested client has no gain.
 
     @property
     def better(self) -> int:
@@ -36,9 +36,10 @@ class Joining(NamedTuple):
         return int((self.gains == 0).sum())
 
     @property
-    def better_share(self) -> Interval:
+    def better_share(self) -> Interval | None:
         """Share of the clients that gain, in percent, with its 95 % interval over clients."""
-        return share(self.better, self.better + self.worse + self.equal)
+        known = self.better + self.worse + self.equal
+        return share(self.better, known) if known else None
 
     def losers(self, names: Sequence[str]) -> list[tuple[str, float]]:
         """The clients that lose, the one that loses most first."""
@@ -49,6 +50,7 @@ class Joining(NamedTuple):
 def joining(runs: Sequence[RunRow], score: ArrayLike, kind: Kind) -> list[Joining]:
     """Of each other algorithm, if training alone is among the runs, which have scores (R, K)."""
     alone, values = alone_label(runs), np.asarray(score, dtype=np.float64)
+    tested: NDArray[np.bool_] = np.isfinite(values).any(axis=0)
     places: dict[str, dict[int, int]] = {}
     for r, run in enumerate(runs[: len(values)]):
         places.setdefault(run["algorithm"], {})[run["seed"]] = r
@@ -59,8 +61,13 @@ def joining(runs: Sequence[RunRow], score: ArrayLike, kind: Kind) -> list[Joinin
             continue
         own, theirs = values[[mine[s] for s in seeds]], values[[places[alone][s] for s in seeds]]
         pair = (theirs, own) if kind == "lower" else (own, theirs)
-        apart = paired_differences(*pair, kind=kind, comparisons=len(places) - 1)
-        joined.append(Joining(label, (pair[0] - pair[1]).mean(axis=0), apart.get("avg")))
+        gains = np.full(values.shape[1], np.nan)
+        defined: NDArray[np.bool_] = np.isfinite(np.concatenate(pair)).all(axis=0)
+        gains[defined] = (pair[0] - pair[1])[:, defined].mean(axis=0)
+        apart = {}
+        if defined[tested].all():  # else the average would be of those that did not diverge
+            apart = paired_differences(*pair, kind=kind, comparisons=len(places) - 1)
+        joined.append(Joining(label, gains, apart.get("avg")))
     return joined
 
 
@@ -83,9 +90,10 @@ def joining_summary(
             "better": each.better,
             "worse": each.worse,
             "equal": each.equal,
-            "better_share": _json(each.better_share),
             "losers": dict(each.losers(names)[:MOST_LOSERS]),
         }
+        if each.better_share is not None:
+            row["better_share"] = _json(each.better_share)
         if each.average is not None:
             row["average"] = _json(each.average)
         rows.append(row)

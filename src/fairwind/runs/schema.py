@@ -299,7 +299,7 @@ class JoiningRow(TypedDict):
     better: int
     worse: int
     equal: int
-    better_share: IntervalJson
+    better_share: NotRequired[IntervalJson]
     average: NotRequired[IntervalJson]
     losers: dict[str, float]
 
