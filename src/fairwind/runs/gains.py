@@ -50,7 +50,7 @@ class Joining(NamedTuple):
 def joining(runs: Sequence[RunRow], score: ArrayLike, kind: Kind) -> list[Joining]:
     """Of each other algorithm, if training alone is among the runs, which have scores (R, K)."""
     alone, values = alone_label(runs), np.asarray(score, dtype=np.float64)
-    tested: NDArray[np.bool_] = np.isfinite(values).any(axis=0)
+    tested = np.isfinite(values).any(axis=0)
     places: dict[str, dict[int, int]] = {}
     for r, run in enumerate(runs[: len(values)]):
         places.setdefault(run["algorithm"], {})[run["seed"]] = r
@@ -62,10 +62,10 @@ def joining(runs: Sequence[RunRow], score: ArrayLike, kind: Kind) -> list[Joinin
         own, theirs = values[[mine[s] for s in seeds]], values[[places[alone][s] for s in seeds]]
         pair = (theirs, own) if kind == "lower" else (own, theirs)
         gains = np.full(values.shape[1], np.nan)
-        defined: NDArray[np.bool_] = np.isfinite(np.concatenate(pair)).all(axis=0)
+        defined = np.isfinite(np.concatenate(pair)).all(axis=0)
         gains[defined] = (pair[0] - pair[1])[:, defined].mean(axis=0)
         apart = {}
-        if defined[tested].all():  # else the average would be of those that did not diverge
+        if (defined | ~tested).all():  # else the average would be of those that did not diverge
             apart = paired_differences(*pair, kind=kind, comparisons=len(places) - 1)
         joined.append(Joining(label, gains, apart.get("avg")))
     return joined
