@@ -93,7 +93,7 @@ def test_pooled_data_trains_one_model(engine: Engine, given: Any, participation:
     """On all training samples, whoever takes part in the federation beside it."""
     federation = make_federation(SIZES)
     options: dict[str, Any] = {"engine": engine, "progress": False, "participation": participation}
-    run = fw.compare(task_of(federation), given, **options).runs[0]
+    run = fw.compare(task_of(federation), given, **options).runs[-1]
     assert run.baseline == "pooled"
     samples = [own(federation, k, "train") for k in range(len(SIZES))]
     inputs, targets = (torch.cat(each) for each in zip(*samples, strict=True))
@@ -197,7 +197,8 @@ def test_algorithms_do_not_notice_baselines(engine: Engine) -> None:
     mixed = ["pooled", *names, "local"]
     more = fw.compare(task_of(federation, rounds=5), mixed, eval_every=1, **options, finetune=1)
     labels = [run.algorithm for run in more.runs]
-    assert (labels[0], labels[-1]) == ("pooled", "aaggff (fine-tuned)")
+    assert labels.index("pooled") == len(plain.runs) + 2  # after all others
+    assert labels[-1] == "aaggff (fine-tuned)"
     for run in plain.runs:
         other = more[run.algorithm, run.seed]
         rounds = len(run.history) if len(run.history) <= len(other.history) else len(other.history)
@@ -256,7 +257,7 @@ def test_resumed_they_have_the_same_bits(tmp_path: Path, engine: Engine) -> None
     with pytest.raises(KeyboardInterrupt):
         fw.compare(task, own_names, **options, out=tmp_path / "cut", after_evaluation=stop_after(3))
     interim = read_interim(tmp_path / "cut")
-    assert [row.get("baseline") for row in interim.results["runs"][::2]] == ["pooled", None, "local"]
+    assert [row.get("baseline") for row in interim.results["runs"][::2]] == [None, "local", "pooled"]
     resumed = fw.compare(task, own_names, **options, out=tmp_path / "cut")
     names = "results.json", "history.jsonl", "clients.safetensors", "models.safetensors"
     for name in names[1:]:
@@ -276,6 +277,18 @@ def test_resumed_they_have_the_same_bits(tmp_path: Path, engine: Engine) -> None
         fw.compare(task, own_names, **options, out=tmp_path / "cut")
     for name in names[1:]:
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_comparison_grows_by_them_to_the_same_bits(tmp_path: Path) -> None:
+    """Although pooled data stands first in the one, and last among its runs."""
+    task, options = task_of(make_federation(SIZES)), {"progress": False, "eval_every": 1, "seeds": [0, 1]}
+    given: Any = options
+    fw.compare(task, ["pooled", "fedavg"], **given, out=tmp_path / "grown", rounds=2)
+    names = ["pooled", "fedavg", "adafedadam", "local"]
+    grown = fw.compare(task, names, **given, out=tmp_path / "grown", rounds=3)
+    whole = fw.compare(task, names, **given, rounds=3)
+    assert [run.algorithm for run in grown] == [run.algorithm for run in whole]
+    same_training(grown, whole)
 
 
 def test_stacked_is_the_loop() -> None:
@@ -386,10 +399,10 @@ def test_a_share_stays_within_its_bounds() -> None:
 
 def test_they_send_nothing_cost_what_they_take_and_are_in_no_set() -> None:
     task = task_of(make_federation(SIZES), rounds=2)
-    compared = fw.compare(task, ["local", "pooled", "fedavg"], finetune=2, progress=False)
+    compared = fw.compare(task, ["local", "fedavg", "pooled"], finetune=2, progress=False)
     *costs, tuned = [run["cost"] for run in compared.results["runs"]]
-    assert tuned["sample_gradients"] == 2 * costs[2]["sample_gradients"]  # two rounds, and two epochs
-    assert [cost["bytes_up"] + cost["bytes_down"] > 0 for cost in costs] == [False, False, True]
+    assert tuned["sample_gradients"] == 2 * costs[1]["sample_gradients"]  # two rounds, and two epochs
+    assert [cost["bytes_up"] + cost["bytes_down"] > 0 for cost in costs] == [False, True, False]
     assert len({cost["sample_gradients"] for cost in costs}) == 1
     assert not {"local", "pooled"} & set(fw.algorithms.with_sets(["all"]))
 

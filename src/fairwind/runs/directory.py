@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import suppress
 from math import nan
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ from torch import Tensor
 from fairwind import setups
 from fairwind.data import store
 from fairwind.data.federation import Federation
-from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairwind.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fairwind.engine.evaluation import Evaluation
 from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
@@ -38,6 +39,8 @@ from fairwind.runs.schema import Environment, ResultsFile
 from fairwind.runs.seals import damaged, finish, history_lines
 from fairwind.setups import Where
 from fairwind.task import Task
+
+SCHEDULE = "lr_schedule"  # in a checkpoint, the factors of the learning rate so far
 
 
 class RunDirectory:
@@ -90,6 +93,14 @@ class RunDirectory:
     def finished(self) -> bool:
         return (self.path / RESULTS).exists()
 
+    @property
+    def trained(self) -> int:
+        """The rounds behind it: those of the newest checkpoint, or of the results."""
+        saved = [int(file.stem) for file in self.checkpoints.glob("[0-9]*.json") if file.stem.isdigit()]
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            saved.append(int(read_json(self.path / RESULTS)["runs"][0]["rounds"]))
+        return max(saved, default=0)
+
     def changed(self, settings: Settings) -> list[str]:
         """What is said of differences since the run started, in the environment or the machine's settings."""
         found = changes(self.made_with, environment(settings.device))
@@ -134,21 +145,38 @@ class RunDirectory:
     def restore(self, simulation: Simulation) -> list[str]:
         """Restores a simulation from the newest intact checkpoint; returns messages about damaged files."""
         lines = self.mend_recipe() if simulation.ranks.first else []
-        checkpoint, refused = load_checkpoint(self.checkpoints, self.recipe.digest)
+        checkpoint, refused = self.newest(simulation.settings)
         if checkpoint is not None:
             simulation.restore(checkpoint)
-        elif refused:
-            raise InputError(
-                f"no usable checkpoint in {self.checkpoints}: {refused[0]}; "
-                "delete that folder to start again from round 0"
-            )
-        lines += [f"{refusal}; an earlier one is used" for refusal in refused]
+            if self.finished and "stopped" in checkpoint.record:  # its results are made again
+                simulation.stop(checkpoint.record["stopped"])
+        lines += refused
         if simulation.ranks.first:
             spoilt = damaged(self.path) if self.finished else self._spoilt_history(simulation)
             if spoilt:
                 lines.append(f"damaged, and made again: {', '.join(spoilt)}")
             self.write_history(simulation)
         return lines
+
+    def newest(self, settings: Settings) -> tuple[Checkpoint | None, list[str]]:
+        """The newest intact checkpoint, and messages about damaged ones; refused if none is left.
+
+        So is a schedule of the learning rate that has changed for the rounds that are done.
+        """
+        checkpoint, refused = load_checkpoint(self.checkpoints, self.recipe.digest)
+        if checkpoint is None and refused:
+            raise InputError(
+                f"no usable checkpoint in {self.checkpoints}: {refused[0]}; "
+                "delete that folder to start again from round 0"
+            )
+        before = [] if checkpoint is None else checkpoint.record.get(SCHEDULE, [])
+        for t, (was, now) in enumerate(zip(before, _scheduled(settings, len(before)), strict=False)):
+            if was != now:
+                raise InputError(
+                    f"lr_schedule gives {now:g} for round {t}, and {self.path} was trained with {was:g}: "
+                    "give the same schedule (it may not depend on the number of rounds), or another out"
+                )
+        return checkpoint, [f"{refusal}; an earlier one is used" for refusal in refused]
 
     def _spoilt_history(self, simulation: Simulation) -> list[str]:
         """The history's file, if it lacks lines from before the checkpoint."""
@@ -163,9 +191,11 @@ class RunDirectory:
         checkpoint = simulation.checkpoint()
         federation = simulation.federation
         # A lost recipe is restored from a checkpoint; the rest is for interim pages.
-        who = {"names": list(federation.names), "groups": list(federation.groups)}
+        who: dict[str, object] = {"names": list(federation.names), "groups": list(federation.groups)}
         _, judged = federation.part(simulation.watched)  # the samples that the scores are of
         sizes = {"train_size": federation.train, "test_size": judged}
+        if schedule := _scheduled(simulation.settings, checkpoint.round):
+            who[SCHEDULE] = schedule
         checkpoint = checkpoint._replace(
             record={**checkpoint.record, "recipe": self.content, **who},
             tensors={**checkpoint.tensors, **sizes},
@@ -229,6 +259,12 @@ def _numbers(simulation: Simulation, now: Evaluation, federation: Federation) ->
         "train_size": federation.train,
         "test_size": federation.test,
     }
+
+
+def _scheduled(settings: Settings, rounds: int) -> list[float]:
+    """What a function of the user's gives as the rate's factor of the first rounds; nothing without one."""
+    schedule = settings.solver.lr_schedule
+    return [] if schedule is None else [float(schedule(t)) for t in range(rounds)]
 
 
 def check_begun(path: Path) -> None:

@@ -37,6 +37,7 @@ from fairwind.runs.schema import (
     RunRow,
     ScoreKind,
     SettingsConfig,
+    Stopped,
     SummaryMetrics,
     SummaryRow,
     Timing,
@@ -45,7 +46,9 @@ from fairwind.runs.schema import (
 from fairwind.scores import Score
 
 Evaluated = Callable[[list[HistoryLine]], object]
-"""A callback that gets the newest line of every run's history: round, average, worst 30 % and so on."""
+"""A callback that gets the newest line of every run's history: round, average, worst 30 % and so on.
+
+If it returns True, training stops."""
 
 
 def results_of(
@@ -66,6 +69,7 @@ def results_of(
     plan: Plan | None = None,
     engine: str = "",
     joining: JoiningSummary | None = None,
+    stopped: Stopped | None = None,
 ) -> Results:
     """The content of results.json, of a simulation or a real federation."""
     results: Results = {
@@ -79,6 +83,7 @@ def results_of(
         "engine": engine,
         "scores": score_kinds(scores),
         "parts": parts or {"history": "test", "final": "test"},
+        "stopped": stopped or {"by": "target", "why": ""},
         "environment": environment,
         "federation": federation,
         "data": data,
@@ -96,6 +101,8 @@ def results_of(
         del results["engine"]
     if joining is not None:
         results["joining"] = joining
+    if stopped is None:
+        del results["stopped"]
     return results
 
 
@@ -143,6 +150,7 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
         task_digests=recipe.task_digests,
         plan=plan or simulation.plan.to_json(),
         joining=joining_summary(rows, final.score, kind, names),
+        stopped=simulation.stopping.stopped if simulation.round < simulation.settings.rounds else None,
     )
 
 
@@ -219,6 +227,8 @@ def parts_of(simulation: Simulation, final: Part) -> Parts:
     """Which samples the numbers are of; a note where that is not all test samples, or one chose on these."""
     federation, settings, watched = simulation.federation, simulation.settings, simulation.watched
     asked = [f"{n}={v:g}" for n in ("target", "patience") if (v := getattr(settings, n)) is not None]
+    if (request := simulation.stopping.request) is not None and request["by"] == "after_evaluation":
+        asked.append("after_evaluation")
     overlooked = int(((federation.validation == 0) & (federation.test > 0)).sum())
     if watched == "test" and not asked:
         return {"history": watched, "final": final}

@@ -327,6 +327,16 @@ class TimingSoFar(TypedDict):
     rounds_per_second: float | None
 
 
+Condition = Literal["target", "patience", "time_budget", "after_evaluation"]
+
+
+class Stopped(TypedDict):
+    """Why training ended before its last round: what asked for it, and the reason in words."""
+
+    by: Condition
+    why: str
+
+
 class Parts(TypedDict):
     """Which samples numbers are of, and what must be known of that."""
 
@@ -348,6 +358,7 @@ class Findings(TypedDict):
     runs: list[RunRow]
     summary: list[SummaryRow]
     joining: NotRequired[JoiningSummary]
+    stopped: NotRequired[Stopped]
 
 
 class FindingsSoFar(Findings):

@@ -130,9 +130,10 @@ def _read(folder: Path) -> Iterator[Finished]:
     accuracy, clients = _clients(folder) if CLIENTS in results["files"] else (None, None)
     asked = itertools.product(config["algorithms"], config["seeds"])
     # A run may have further models, personal or averaged, with other labels: studies compare the first.
-    firsts = [r for r, row in enumerate(rows) if row["algorithm"] in config["algorithms"]]
+    firsts = {(row["algorithm"], row["seed"]): r for r, row in enumerate(rows)}
     own, tasks = results.get("own", EMPTY), results.get("task_digests", EMPTY)
-    for (spec, seed), r in zip(asked, firsts, strict=True):
+    for spec, seed in asked:
+        r = firsts[spec, seed]
         yield Finished(
             key=RunKey.of(results["setup"], spec, seed, config, own, tasks.get(str(seed), "")),
             row=rows[r],
