@@ -56,7 +56,7 @@ ENGINE = (
 RUNS = (
     ("hints", "files", "progress", "schema", "duration"),
     ("spec", "folder"),
-    ("seals", "cost", "environment", "references"),
+    ("seals", "cost", "environment", "references", "gains"),
     ("recipe",),
     ("results",),
     ("directory",),
@@ -79,12 +79,11 @@ REPORT = (
     ("table", "latex"),
     ("record",),
     ("paired",),
-    ("gains",),
     ("finding", "paper_comparison", "theme", "html"),
     ("charts", "legend", "provenance"),
     ("spread", "pareto", "labels", "theory", "targets"),
-    ("groups", "sizes", "clients", "joining", "search"),
-    ("page", "panel"),
+    ("groups", "sizes", "clients", "joining", "newcomers"),
+    ("page", "panel", "search"),
     ("plane", "interim"),
     ("study", "live"),
 )
