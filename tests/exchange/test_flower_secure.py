@@ -1,5 +1,7 @@
 """Sums that are formed in secret: what they add up to, and what the server sees of a single client."""
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,12 @@ from flwr.common import bytes_to_ndarray
 
 from conftest import make_federation
 from exchanged import simulated, task_of
-from fairwind import InputError, Task
-from fairwind.exchange import UNBOUNDED, Bounds, Reply
-from fairwind.exchange.message import sums_form
-from fairwind.exchange.secure import first_scales, fits, fitted, pack, unpack
-from fairwind.flower import AlgorithmStrategy, SecureStrategy, client_app, nodes, secure_client_app
+from fairwind import InputError, Task, algorithms
+from fairwind.engine.layout import Layout
+from fairwind.exchange import UNBOUNDED, Bounds, LocalClient, Reply
+from fairwind.exchange.message import Form, sums_form
+from fairwind.exchange.secure import first_scales, next_scales, pack, pack_powers, unpack
+from fairwind.flower import AlgorithmStrategy, SecureStrategy, client_app, nodes, secure, secure_client_app
 from flower_grid import InProcessGrid
 
 SIZES = [12, 20, 45, 8, 26, 30, 9, 14, 22, 17]
@@ -84,7 +87,7 @@ def test_what_a_single_client_sends_is_masked(task: Task) -> None:
     assert len(vectors) >= 2
     for vector in vectors:
         share = np.asarray(vector, dtype=np.float64) / 2**32
-        assert len(share) == 39 + 4 + 5
+        assert len(share) in (39 + 4 + 5 + 1, 25 * 5)  # a sum, or powers of 16
         assert 0.3 < share.mean() < 0.7
         assert share.std() > 0.2
     assert not np.array_equal(vectors[0], vectors[-1])
@@ -106,6 +109,49 @@ def test_a_node_that_drops_out_is_not_in_the_sum(task: Task) -> None:
     torch.testing.assert_close(secure.aggregator.x, plain.aggregator.x, rtol=1e-3, atol=1e-5)
 
 
+def masked(reply: Message) -> bool:
+    """Whether a reply is that of the stage in which updates are sent."""
+    return any("masked_params" in record for record in reply.content.config_records.values())
+
+
+def loses(number: int) -> Callable[[Message], Message | None]:
+    """Loses the masked vector that a node sends so many times after the first."""
+    sent = itertools.count()
+
+    def meddle(reply: Message) -> Message | None:
+        return None if masked(reply) and next(sent) == number else reply
+
+    return meddle
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("spec", ["adafedadam", "qfedavg"])
+def test_no_two_sums_of_a_round_differ_by_a_node(
+    task: Task, spec: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their difference is what this node has sent: coef·δ, and its numbers."""
+    released: list[torch.Tensor] = []
+
+    def unpacking(*given: Any) -> Any:
+        found = unpack(*given)
+        released.append(found.total)
+        return found
+
+    monkeypatch.setattr(secure, "unpack", unpacking)
+    victim = LocalClient(task, algorithms.build(spec), 3, sends="sums")
+    strategy = SecureStrategy(spec, task, eval_every=9)
+    own = victim.train(strategy.aggregator.weights(), 0).reply.arrays
+    sent = victim.form.vector(own)[0].double()
+    grid = InProcessGrid(secure_client_app(task), 10, {103: loses(number)})
+    strategy.start(grid, num_rounds=1, timeout=0.2)
+    seen = [
+        abs(float(torch.cosine_similarity(one - other, sent, dim=0)))
+        for one, other in itertools.combinations(released, 2)
+    ]
+    assert len(released) == 1
+    assert max(seen, default=0.0) < 0.5
+
+
 def test_bounds_on_clients_that_nobody_sees_are_refused(task: Task) -> None:
     with pytest.raises(InputError, match="bounds no client"):
         SecureStrategy("fedavg", task, bounds=Bounds())
@@ -124,29 +170,54 @@ def reply_of(form: Any, update: np.ndarray, **numbers: float) -> Reply:
     return Reply(form.arrays(torch.from_numpy(update)), numbers)
 
 
-@given(st.one_of(st.just(0.0), st.floats(1e-6, 1e8)), st.integers(1, 20))
-def test_scales_find_their_size_in_a_few_rounds(size: float, clients: int) -> None:
-    from fairwind import algorithms
-    from fairwind.engine.layout import Layout
+def form_of(parameters: int = 4) -> Form:
+    layout = Layout((("w",),), (torch.Size([parameters]),), ((1,),), torch.float32)
+    return sums_form(layout, algorithms.fedavg())
 
-    layout = Layout((("w",),), (torch.Size([4]),), ((1,),), torch.float32)
-    form = sums_form(layout, algorithms.fedavg())
-    draw = np.random.default_rng(0)
+
+def quantized(vector: np.ndarray) -> np.ndarray:
+    return np.round(vector * 2**21) / 2**21
+
+
+@given(st.one_of(st.just(0.0), st.floats(1e-9, 1e12)), st.integers(1, 20))
+def test_scales_are_found_without_a_second_sum(size: float, clients: int) -> None:
+    form, draw = form_of(), np.random.default_rng(0)
     replies = [
         reply_of(form, (size * draw.normal(size=4)).astype(np.float32), size=float(k + 1))
         for k in range(clients)
     ]
-    scales = first_scales(form)
-    for _ in range(8):
-        summed = np.sum([np.round(pack(each, form, scales) * 2**21) / 2**21 for each in replies], axis=0)
-        found = unpack(summed, form, scales)
-        if fits(found, clients, scales):
-            break
-        scales = fitted(found, clients, scales)
-    else:
-        raise AssertionError("scales did not settle")
+    scales = first_scales(np.sum([quantized(pack_powers(each, form)) for each in replies], axis=0))
     expected = np.sum([each.arrays["w"] for each in replies], axis=0)
-    step = clients * scales[0] / 2**21
-    assert np.abs(found.total.numpy() - expected).max() <= step
-    assert found.numbers["size"] == pytest.approx(clients * (clients + 1) / 2, rel=1e-2)
-    assert fits(found, clients, scales)
+    largest = max(float(np.abs(each.arrays["w"]).max()) for each in replies)
+    assert largest <= scales[0] <= max(16 * largest, 16.0**-12)
+    for _ in range(3):
+        found = unpack(
+            np.sum([quantized(pack(each, form, scales)) for each in replies], axis=0), form, scales
+        )
+        assert found.shortened == 0
+        step = clients * scales[0] / 2**21
+        assert np.abs(found.total.numpy() - expected).max() <= step
+        assert found.numbers["size"] == pytest.approx(clients * (clients + 1) / 2, rel=1e-3)
+        following = next_scales(found, scales)
+        if not size:  # nothing is known of zeros: they are looked at again
+            assert following is None
+            return
+        assert following is not None
+        assert following == pytest.approx([2 * each for each in found.magnitudes])
+        scales = following
+
+
+def test_a_client_beyond_its_scale_keeps_its_direction_and_its_length_to_its_weight() -> None:
+    form, scales = form_of(), (1.0, 10.0)
+    update = np.array([4.0, -2.0, 1.0, 0.5], np.float32)
+    found = unpack(pack(reply_of(form, update, size=8.0), form, scales), form, scales)
+    assert found.shortened == 1
+    np.testing.assert_allclose(found.total.numpy() / found.numbers["size"], update / 8.0)
+    assert float(found.total.abs().max()) == 1.0
+    assert next_scales(found, scales) is None
+
+
+def test_a_sum_that_is_lost_in_the_steps_of_its_scale_is_measured_anew() -> None:
+    form, scales = form_of(), (1e6, 10.0)
+    found = unpack(pack(reply_of(form, np.ones(4, np.float32), size=8.0), form, scales), form, scales)
+    assert next_scales(found, scales) is None

@@ -13,7 +13,7 @@ from fairwind.data.samples import cast
 from fairwind.engine.evaluation import EvaluatedModel, views_of
 from fairwind.engine.executor import Run
 from fairwind.engine.plain import PlainModel
-from fairwind.exchange.message import RefusedError
+from fairwind.exchange.message import RefusedError, Tag
 from fairwind.metrics import finite, history_line, model_metrics, no_metrics
 from fairwind.runs.schema import HistoryLine, ModelMetrics
 from fairwind.scores import Score, as_scores
@@ -30,6 +30,7 @@ class Judged(NamedTuple):
     loss: float
     scores: dict[str, float]  # by name; accuracies in percent
     further: "Judged | None" = None  # of a further model: the client's own, or an averaged one
+    tag: Tag | None = None  # none from an evaluation of one's own
 
 
 class Record(TypedDict):

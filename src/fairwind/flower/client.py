@@ -28,6 +28,9 @@ KEPT = 16  # clients that a process has ready, where it is several nodes
 PARTITION, FOLDER = "partition-id", "state"
 
 
+ClientOf = Callable[[Context, Mapping[str, Any]], LocalClient]  # a node's client, for what the server says
+
+
 def client_app(
     task: Task | Callable[[Context], Task],
     algorithm: AnyAlgorithm | None = None,
@@ -57,7 +60,7 @@ def client_app(
 
 def local_clients(
     task: Task | Callable[[Context], Task], algorithm: AnyAlgorithm | None, settings: Settings | None
-) -> Callable[[Context, Mapping[str, Any]], LocalClient]:
+) -> ClientOf:
     """A function that gives a node's client, made once, for what the server says."""
     made: dict[tuple[Any, ...], LocalClient] = {}  # the newest last
 
@@ -88,9 +91,7 @@ def local_clients(
     return client_of
 
 
-def evaluating(
-    client_of: Callable[[Context, Mapping[str, Any]], LocalClient], mods: Sequence[Any] = ()
-) -> ClientApp:
+def evaluating(client_of: ClientOf, mods: Sequence[Any] = ()) -> ClientApp:
     """An app that evaluates, and does not train yet."""
     app = ClientApp(mods=list(mods))
 
