@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -60,10 +60,14 @@ class Tag(NamedTuple):
         """Refuses a reply to another request than the one that is under way."""
         if self.training != asked.training:
             raise RefusedError("it answers a request of another training")
-        if self.round != asked.round:
-            raise RefusedError(f"it answers round {self.round + 1}, and this is round {asked.round + 1}")
-        if self.phase != asked.phase:
-            raise RefusedError(f"it answers the phase {shown(self.phase)}, and this is {asked.phase!r}")
+        if self != asked:
+            raise RefusedError(f"it answers {self}, and this is {asked}")
+
+    def __str__(self) -> str:
+        if self.phase == "evaluate":
+            return f"the evaluation after round {self.round}"
+        what = {"gradient": "gradients", "scales": "scales", "train": "training"}[self.phase]
+        return f"the {what} of round {self.round + 1}"
 
 
 class Request(NamedTuple):
@@ -228,7 +232,8 @@ def from_report(report: Report, form: Form) -> dict[str, float]:
 
 def read_tag(training: Any, round: Any, phase: Any) -> Tag:
     """The tag that a message carries."""
-    if not isinstance(training, str) or isinstance(round, bool) or not isinstance(round, int):
+    whole = isinstance(round, int) and not isinstance(round, bool)
+    if not isinstance(training, str) or not whole or phase not in get_args(Phase):
         raise RefusedError("it does not say which request it answers")
     return Tag(training, round, phase)
 

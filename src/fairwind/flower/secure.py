@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError, first_line
-from fairwind.exchange.bounds import UNBOUNDED
+from fairwind.exchange.bounds import UNBOUNDED, Bounds
 from fairwind.exchange.message import SHARED, WEIGHTS, Phase, RefusedError, Request
 from fairwind.exchange.releases import Release, What
 from fairwind.exchange.secure import Vector, first_scales, next_scales, pack, pack_powers, unpack
@@ -113,6 +113,7 @@ class SecureStrategy(AlgorithmStrategy):
                 "under secure aggregation the server sees no client, and so can clip none: no privacy="
             )
         super().__init__(algorithm, model, **{**options, "sends": "sums", "bounds": UNBOUNDED})
+        self.evaluations.keep_within(Bounds())  # these the server sees
         self.shares, self.threshold = shares, threshold
 
     def _train(

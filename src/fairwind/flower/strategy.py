@@ -97,7 +97,8 @@ class AlgorithmStrategy(Strategy):
             min_replies=min_replies,
             max_stalled=max_stalled,
         )
-        self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed, self.algorithm)
+        label = self.algorithm.name or "own"
+        self.evaluations = Evaluations(scores, label, seed, self.algorithm, bounds=bounds or Bounds())
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
         self.eval_every = eval_every
         self.out = None if out is None else Path(out)
@@ -206,6 +207,8 @@ class AlgorithmStrategy(Strategy):
         if not judged:
             return None
         line = self.evaluations.add(server_round, dict(sorted(judged.items())), self.aggregator.counts())
+        for words in self.evaluations.lines("node"):
+            LOG.warning("round %d: %s", server_round, words)
         return MetricRecord({k: v for k, v in line.items() if isinstance(v, int | float)})
 
     def start(

@@ -63,7 +63,8 @@ class AlgorithmController(FedAvg):
         # By these names, as JSON, a job is exported, and made anew at the server.
         self.task, self.algorithm, self.seed, self.sends = task, algorithm, seed, sends
         self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
-        self.privacy = {**privacy.described()} if isinstance(privacy, Privacy) else privacy
+        private = Privacy(**privacy) if isinstance(privacy, dict) else privacy
+        self.privacy = None if private is None else {**private.described()}
         self.min_replies, self.max_stalled = min_replies, max_stalled
         self.clients, self.clients_per_round, self.eval_every = clients, clients_per_round, eval_every
         self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
@@ -84,8 +85,9 @@ class AlgorithmController(FedAvg):
             max_stalled=self.max_stalled,
         )
         scores = scores_of(task, self.aggregator.module)
+        label = self.aggregator.label or "own"
         self.evaluations = Evaluations(
-            scores, self.aggregator.label or "own", self.seed, self.aggregator.algorithm
+            scores, label, self.seed, self.aggregator.algorithm, bounds=bounds or Bounds()
         )
         trained = self.aggregator.server, self.evaluations
         owner = owner_of(*trained, task=task.name, clients_per_round=self.clients_per_round)
@@ -135,7 +137,9 @@ class AlgorithmController(FedAvg):
         """Those that train in a round."""
         names = sorted(client.name for client in self.engine.get_clients())
         if num_clients is not None and num_clients < len(names):
-            key = fold(PARTICIPATE, self.seed, self.aggregator.server.round)
+            server = self.aggregator.server
+            attempt = [server.stalled_in_a_row] if server.stalled_in_a_row else []
+            key = fold(PARTICIPATE, self.seed, server.round, *attempt)
             drawn = sorted(range(len(names)), key=lambda place: mix(key, place))[:num_clients]
             names = [names[place] for place in sorted(drawn)]
         self.aggregator.asked = set(names)
@@ -174,6 +178,8 @@ class AlgorithmController(FedAvg):
         if judged:
             rounds, ordered = self.aggregator.server.round, dict(sorted(judged.items()))
             self.evaluations.add(rounds, ordered, self.aggregator.server.counts())
+            for line in self.evaluations.lines("client"):
+                self.warning(f"round {rounds}: {line}")
 
     def _report(self, kept: FederatedRun) -> None:
         """Models, and results and page where clients were evaluated."""
