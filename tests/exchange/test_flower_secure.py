@@ -1,7 +1,10 @@
 """Sums that are formed in secret: what they add up to, and what the server sees of a single client."""
 
 import itertools
+import json
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +15,25 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from flwr.common import bytes_to_ndarray
 
 from conftest import make_federation
 from exchanged import simulated, task_of
 from fairwind import InputError, Task, algorithms
 from fairwind.engine.layout import Layout
-from fairwind.exchange import UNBOUNDED, Bounds, LocalClient, Reply
+from fairwind.exchange import UNBOUNDED, Bounds, LocalClient, Reply, StalledError
 from fairwind.exchange.message import Form, sums_form
-from fairwind.exchange.secure import first_scales, next_scales, pack, pack_powers, unpack
-from fairwind.flower import AlgorithmStrategy, SecureStrategy, client_app, nodes, secure, secure_client_app
+from fairwind.exchange.secure import SecretSum, first_scales, next_scales, pack, pack_powers, unpack
+from fairwind.flower import (
+    AlgorithmStrategy,
+    SecureStrategy,
+    client_app,
+    nodes,
+    secure,
+    secure_client_app,
+    server_app,
+)
 from flower_grid import InProcessGrid
 
 SIZES = [12, 20, 45, 8, 26, 30, 9, 14, 22, 17]
@@ -221,3 +232,134 @@ def test_a_sum_that_is_lost_in_the_steps_of_its_scale_is_measured_anew() -> None
     form, scales = form_of(), (1e6, 10.0)
     found = unpack(pack(reply_of(form, np.ones(4, np.float32), size=8.0), form, scales), form, scales)
     assert next_scales(found, scales) is None
+
+
+# ---- no sum that another set of nodes' was before ----
+
+
+class Unmasked:
+    """Sums as the server learns them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.found: list[SecretSum] = []
+        monkeypatch.setattr(secure, "unpack", self._unpack)
+
+    def _unpack(self, *given: Any) -> SecretSum:
+        self.found.append(unpack(*given))
+        return self.found[-1]
+
+
+def strategy_of(task: Task, out: Path | None = None, **options: Any) -> SecureStrategy:
+    return SecureStrategy("fedavg", task, out=out, eval_every=9, **options)
+
+
+def grid_of(task: Task, *absent: int) -> InProcessGrid:
+    grid = InProcessGrid(secure_client_app(task), 10)
+    for node in absent:
+        del grid.contexts[node]
+    return grid
+
+
+def test_a_server_killed_with_a_sum_in_hands_is_told_it_again_by_the_same_nodes_alone(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    sums = Unmasked(monkeypatch)
+    first = strategy_of(task, tmp_path / "run")
+    first.start(grid_of(task), num_rounds=1, timeout=5)
+    killed = strategy_of(task, tmp_path / "run")
+
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(killed, "_save", kill)
+    with pytest.raises(KeyboardInterrupt):
+        killed.start(grid_of(task), num_rounds=3, timeout=5)
+    assert len(sums.found) == 2
+    fewer = strategy_of(task, tmp_path / "run")
+    with pytest.raises(StalledError, match="training stops in round 2, which was tried 3 times"):
+        fewer.start(grid_of(task, 103), num_rounds=3, timeout=5)
+    assert len(sums.found) == 2
+    assert "the secure sum of 10 nodes was released in this round before" in caplog.text
+    again = strategy_of(task, tmp_path / "run")
+    again.start(grid_of(task), num_rounds=3, timeout=5)
+    assert len(sums.found) == 4
+    step = 10 * 2**-21 * max(map(abs, sums.found[1].magnitudes))
+    torch.testing.assert_close(sums.found[2].total, sums.found[1].total, rtol=0, atol=2 * step)
+    straight = strategy_of(task)
+    straight.start(grid_of(task), num_rounds=3, timeout=5)
+    torch.testing.assert_close(again.aggregator.x, straight.aggregator.x, rtol=1e-3, atol=1e-5)
+
+
+def test_scales_are_in_the_checkpoint(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what tells them is released once, however often the server is killed."""
+    for rounds in (1, 2, 3):
+        strategy = strategy_of(task, tmp_path / "run")
+        strategy.start(grid_of(task), num_rounds=rounds, timeout=5)
+    made = [(each.what, each.round) for each in strategy.aggregator.releases.made]
+    assert made == [("magnitudes", 0), ("secure sum", 0), ("secure sum", 1), ("secure sum", 2)]
+    assert strategy.aggregator.checkpoint().record["scales"] == list(strategy.aggregator.scales or ())
+
+
+def test_a_sum_of_fewer_nodes_than_asked_for_is_not_unmasked(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = Unmasked(monkeypatch)
+    strategy = strategy_of(task, min_replies=10, max_stalled=2)
+    grid = InProcessGrid(secure_client_app(task), 10, {103: lambda reply: None if masked(reply) else reply})
+    with pytest.raises(StalledError, match="103: it did not reply in time"):
+        strategy.start(grid, num_rounds=1, timeout=0.2)
+    assert sums.found == []
+
+
+def test_the_sum_of_a_single_node_is_not_unmasked(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = Unmasked(monkeypatch)
+    only = {100 + k: (lambda reply: None if masked(reply) else reply) for k in range(1, 3)}
+    strategy = strategy_of(task, max_stalled=1, threshold=0.1)
+    grid = InProcessGrid(secure_client_app(task), 3, only)
+    with pytest.raises(StalledError):
+        strategy.start(grid, num_rounds=1, timeout=0.2)
+    assert sums.found == []
+
+
+# ---- by the run config ----
+
+
+def run(task: Task, grid: InProcessGrid, **said: Any) -> None:
+    config = {"algorithm": "fedavg", "num-server-rounds": 2, "eval-every": 2, **said}
+    for context in grid.contexts.values():
+        context.run_config = config
+    server_app(task)(grid, Context(1, 0, {}, RecordDict(), config))
+
+
+def test_a_run_config_switches_it_on_at_server_and_clients(task: Task, tmp_path: Path) -> None:
+    seen = 0
+
+    def count(reply: Message) -> Message:
+        nonlocal seen
+        seen += masked(reply)
+        assert "arrays" not in reply.content
+        return reply
+
+    grid = InProcessGrid(client_app(task), 10, {103: count})
+    said = {"secure-aggregation": True, "share": 1.0, "sends": "report"}  # what the example's config says
+    run(task, grid, **said, out=str(tmp_path / "run"))
+    assert seen == 3
+    config = json.loads((tmp_path / "run" / "results.json").read_text())["config"]
+    assert config["sends"] == "sums"
+
+
+def test_a_masked_client_answers_no_server_that_asks_for_more(task: Task) -> None:
+    grid = InProcessGrid(client_app(task), 10)
+    for context in grid.contexts.values():
+        context.run_config = {"secure-aggregation": True}
+    with pytest.raises(StalledError, match="it failed"):
+        AlgorithmStrategy("fedavg", task, max_stalled=1, eval_every=9).start(grid, num_rounds=1, timeout=5)
+
+
+def test_wrong_settings_are_named(task: Task) -> None:
+    grid = InProcessGrid(client_app(task), 10)
+    with pytest.raises(InputError, match=r"whom secure aggregation hides: give share=1\.0"):
+        run(task, grid, **{"secure-aggregation": True, "share": 0.1})
+    with pytest.raises(InputError, match="secure-aggregation='yes' is neither true nor false"):
+        run(task, grid, **{"secure-aggregation": "yes"})
