@@ -82,7 +82,7 @@ def test_a_further_model_is_bounded_likewise() -> None:
     told = {str(k): judged()._replace(further=judged()) for k in range(HONEST)}
     lie = judged(2**50, 100.0)
     evaluations.add(1, told | {"liar": lie._replace(further=lie)}, {})
-    assert [each["avg_weighted"] < 56 for each in evaluations.history] == [True, True]
+    assert [(each["avg_weighted"] or 100) < 56 for each in evaluations.history] == [True, True]
 
 
 @pytest.mark.parametrize(

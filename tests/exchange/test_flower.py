@@ -495,7 +495,7 @@ def test_the_example_has_every_setting_of_a_run() -> None:
     """Flower refuses to override what an app's config does not have."""
     config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     private = {f"{server.PRIVACY}{field.name}" for field in fields(Privacy) if field.name != "draw"}
-    others = {"algorithm", "alpha", "num-server-rounds", "share", "timeout", server.SECURE}
+    others = {"algorithm", "alpha", "num-server-rounds", "share", "timeout", "secure-aggregation"}
     assert {*server.STRATEGY, *private, *others} == set(config)
     page = (EXAMPLE.parents[1] / "docs" / "federation.md").read_text()
     assert all(f"`{name}`" in page for name in config)

@@ -181,19 +181,15 @@ def test_a_masked_vector_of_an_earlier_round_is_kept_out_of_the_sum(
 
     secure = flower.SecureStrategy("fedavg", task, eval_every=9)
     app = flower.secure_client_app(task)
-    masked = 0
+    sent: list[RecordDict] = []
 
     def meddle(reply: Message) -> Message:
-        nonlocal masked, first
         if is_masked(reply):
-            masked += 1
-            if masked == 2:  # of the first round; before it, scales were asked for
-                first = reply.content
-            if masked == 3:
-                reply.content = first
+            sent.append(reply.content)
+            if len(sent) == 3:  # of the second round; before the first one, scales were asked for
+                reply.content = sent[1]
         return reply
 
-    first = RecordDict()
     secure.start(InProcessGrid(app, 4, {103: meddle}), num_rounds=2, timeout=5)
     plain = flower.AlgorithmStrategy("fedavg", task, bounds=UNBOUNDED, sends="sums", eval_every=9)
     fewer = InProcessGrid(flower.client_app(task), 4)

@@ -35,7 +35,7 @@ class AlgorithmController(FedAvg):
         seed: int = 0,
         bounds: Bounds | dict[str, float] | None = None,
         sends: Sends = "report",
-        privacy: Privacy | dict[str, float] | None = None,
+        privacy: Privacy | dict[str, Any] | None = None,
         min_replies: int = 1,
         max_stalled: int = 3,
         clients: int | None = None,
@@ -64,7 +64,7 @@ class AlgorithmController(FedAvg):
         self.task, self.algorithm, self.seed, self.sends = task, algorithm, seed, sends
         self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
         private = Privacy(**privacy) if isinstance(privacy, dict) else privacy
-        self.privacy = None if private is None else {**private.described()}
+        self.privacy: dict[str, Any] | None = None if private is None else {**private.described()}
         self.min_replies, self.max_stalled = min_replies, max_stalled
         self.clients, self.clients_per_round, self.eval_every = clients, clients_per_round, eval_every
         self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
