@@ -155,6 +155,10 @@ def test_no_two_sums_of_a_round_differ_by_a_node(
     sent = victim.form.vector(own)[0].double()
     grid = InProcessGrid(secure_client_app(task), 10, {103: loses(number)})
     strategy.start(grid, num_rounds=1, timeout=0.2)
+    assert strategy.aggregator.last is not None
+    without = number == 1  # the first masked vector is of the scales
+    assert set(strategy.aggregator.last.refused) == ({"103"} if without else set())
+    assert strategy.aggregator.last.used == 10 - without
     seen = [
         abs(float(torch.cosine_similarity(one - other, sent, dim=0)))
         for one, other in itertools.combinations(released, 2)

@@ -127,6 +127,9 @@ def test_a_training_without_any_reply_fails_and_leaves_the_model(task: Task, tmp
     assert "training stops in round 1, which was tried 3 times" in said
     assert "100: it did not reply in time" in said
     assert said.endswith(f"the model after 0 rounds is in {tmp_path / 'run'}")
+    with pytest.raises(StalledError):
+        strategy.start(grid_of(task, everyone), num_rounds=3, timeout=0.1)
+    assert strategy.aggregator.stalled == 6  # three tries again
     trained = load_file(tmp_path / "run" / "models.safetensors")
     assert {name.removeprefix("fedavg/0/") for name in trained} == set(strategy.module.state_dict())
     with pytest.raises(InputError, match="the same 'flwr run' again"):

@@ -129,6 +129,7 @@ class SecureStrategy(AlgorithmStrategy):
 
         if aggregator.scales is None and (powers := summed("scales")) is not None:
             aggregator.scales = first_scales(powers[0])
+            aggregator.begin()  # who was missing may be there now
             self._save()  # they are not asked for again
         if (scales := aggregator.scales) is not None and (found := summed("train")) is not None:
             vector, clients = found

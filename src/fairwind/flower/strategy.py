@@ -231,6 +231,7 @@ class AlgorithmStrategy(Strategy):
             self.run = FederatedRun(self.out, self._owner(), self.aggregator, self.evaluations)
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result = Result()
+        self.aggregator.stalled_in_a_row = 0
         self.summary()
         try:
             for line in self.run.restore() if self.run else ():
