@@ -361,7 +361,7 @@ def test_a_node_that_claims_all_samples_does_not_have_the_weighted_average(
             reply.content["metrics"] = MetricRecord({**metrics, **claim})
         return reply
 
-    weighted = {}
+    weighted: dict[str, Any] = {}
     for name, bounds in (("bounded", None), ("unbounded", UNBOUNDED)):
         strategy = AlgorithmStrategy("fedavg", task, bounds=bounds, out=tmp_path / name)
         result = strategy.start(grid_of(task, meddle={102: lie}), num_rounds=1, timeout=5)
