@@ -66,7 +66,7 @@ RUNS = (
 
 EXCHANGE = (
     ("message",),
-    ("bounds", "capping", "own_loop", "evaluation", "secure", "kept"),
+    ("bounds", "capping", "own_loop", "evaluation", "secure", "kept", "releases"),
     ("privacy", "holding"),
     ("accounting",),
     ("client", "server"),
