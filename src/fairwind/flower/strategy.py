@@ -52,6 +52,7 @@ class AlgorithmStrategy(Strategy):
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
+        defence: str | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
         min_nodes: int = 2,
@@ -66,8 +67,8 @@ class AlgorithmStrategy(Strategy):
 
         A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed. With
         `out`, checkpoints, results and the report page go into that directory, and a training that was
-        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `track`
-        names trackers, such as "mlflow:FOLDER".
+        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `defence`
+        is a robust sum, such as "median". `track` names trackers, such as "mlflow:FOLDER".
         """
         given = seed, clients, clients_per_round, min_nodes, eval_every
         seed, clients, clients_per_round, min_nodes, eval_every = python_numbers(given)
@@ -80,9 +81,8 @@ class AlgorithmStrategy(Strategy):
         x = self.layout.flatten(self.module)
         if clients is None and isinstance(model, Task) and len(model.federation) > 1:
             clients = len(model.federation)
-        self.aggregator = Aggregator(
-            self.algorithm, self.layout, x, clients=clients, bounds=bounds, sends=sends, privacy=privacy
-        )
+        about: Any = {"bounds": bounds, "sends": sends, "privacy": privacy, "defence": defence}
+        self.aggregator = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
         self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed, self.algorithm)
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
         self.eval_every = eval_every
@@ -95,6 +95,8 @@ class AlgorithmStrategy(Strategy):
         bounds = self.aggregator.bounds
         LOG.info("\t├──> %s, seed %d: clients send %s", self.algorithm.name, self.seed, self.aggregator.sends)
         few = ", or of twice an equal share among few" if bounds.share < 1 else ""
+        if self.aggregator.defence_spec:
+            LOG.info("\t├──> defence: %s", self.aggregator.defence_spec)
         if self.aggregator.privacy:
             LOG.info("\t└──> %s", self.aggregator.privacy)
         else:

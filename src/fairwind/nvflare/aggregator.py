@@ -1,6 +1,7 @@
 """An algorithm's server as NVFLARE's aggregator: replies are added up as they come."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
@@ -31,10 +32,11 @@ class AlgorithmAggregator(ModelAggregator):
         clients: int | None = None,
         bounds: Bounds | None = None,
         sends: Sends = "report",
+        defence: str | None = None,
     ):
         """Of the task only the model is used, and how many clients it has, if several and not told.
 
-        `fairwind.exchange` says what `bounds` and `sends` mean.
+        `fairwind.exchange` says what `bounds` and `sends` mean; `defence` is a robust sum, such as "median".
         """
         super().__init__()
         self.algorithm = build_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
@@ -44,7 +46,8 @@ class AlgorithmAggregator(ModelAggregator):
         x = self.layout.flatten(self.module)
         if clients is None and len(task.federation) > 1:
             clients = len(task.federation)
-        self.server = Aggregator(self.algorithm, self.layout, x, clients=clients, bounds=bounds, sends=sends)
+        about: Any = {"bounds": bounds, "sends": sends, "defence": defence}
+        self.server = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
         self.asked: set[str] = set()  # clients of the round; who sends nothing is named
 
     def model(self, phase: Phase | None = None, clients: Iterable[str] = ()) -> FLModel:

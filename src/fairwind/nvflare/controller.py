@@ -32,6 +32,7 @@ class AlgorithmController(FedAvg):
         seed: int = 0,
         bounds: Bounds | dict[str, float] | None = None,
         sends: Sends = "report",
+        defence: str | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
         eval_every: int = 1,
@@ -54,6 +55,7 @@ class AlgorithmController(FedAvg):
         # By these names, as JSON, a job is exported, and made anew at the server.
         self.task, self.algorithm, self.seed, self.sends = task, algorithm, seed, sends
         self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
+        self.defence = defence
         self.clients, self.clients_per_round, self.eval_every = clients, clients_per_round, eval_every
         self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
 
@@ -61,8 +63,9 @@ class AlgorithmController(FedAvg):
         """Trains the rounds that are left."""
         task = find_task(self.task)
         bounds = Bounds(**self.bounds) if self.bounds else None
+        about: Any = {"bounds": bounds, "sends": self.sends, "defence": self.defence}
         self.aggregator = AlgorithmAggregator(
-            task, self.algorithm, seed=self.seed, clients=self.clients, bounds=bounds, sends=self.sends
+            task, self.algorithm, seed=self.seed, clients=self.clients, **about
         )
         scores = scores_of(task, self.aggregator.module)
         self.evaluations = Evaluations(

@@ -217,6 +217,7 @@ class FederatedConfig(TypedDict):
     bounds: dict[str, str]
     clients_per_round: int | None
     clients: NotRequired[int]
+    defence: NotRequired[str]
     privacy: NotRequired[PrivacyConfig]
 
 
