@@ -65,7 +65,7 @@ RUNS = (
     ("session",),
 )
 
-ROBUST = (("limits", "rules"), ("defence",), ("attacks",))
+ROBUST = (("limits", "rules"), ("defence",), ("attacks",), ("rounds",))
 
 EXCHANGE = (
     ("message",),

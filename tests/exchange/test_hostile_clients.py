@@ -170,7 +170,7 @@ def test_no_lie_buys_more_than_the_cap(spec: str, lie: str) -> None:
     for _ in range(3):
         weight, update = shares(aggregator, plain)
         assert weight <= 0.1 * (1 + 1e-12)
-        assert update <= 3 * 0.1 * (1 + 1e-12)  # three times the median length, of a tenth of the weight
+        assert update <= 2 * 0.1 * (1 + 1e-12)  # twice the median length, of a tenth of the weight
         done = aggregator.finish()
         assert done.moved
         assert torch.isfinite(aggregator.x).all()
@@ -249,6 +249,7 @@ def test_common_certainty_hardly_moves_for_a_gradient_near_zero() -> None:
 def test_without_bounds_the_same_lie_has_everything() -> None:
     aggregator = server(bounds=UNBOUNDED)
     shares(aggregator, {"loss0": 1e-300})
+    assert isinstance(aggregator.sum, CappedSum)
     assert aggregator.sum.sums[0] > 1e300
 
 
@@ -274,14 +275,17 @@ def test_liars_of_a_minority_cannot_carry_the_model_away(liars: int) -> None:
     told = numbers | {"size": 1e12}
     for k in range(20):
         lies = k < liars
-        aggregator.accept(f"node {k}", Reply(reply(k, 1e9 if lies else 1.0).arrays, told if lies else numbers))
+        aggregator.accept(
+            f"node {k}", Reply(reply(k, 1e9 if lies else 1.0).arrays, told if lies else numbers)
+        )
     done = aggregator.finish()
     assert set(done.capped["update"]) == {f"node {k}" for k in range(liars)}
     assert float(aggregator.x.norm()) < 3 * float(torch.stack([_length(k) for k in range(20)]).median())
 
 
 def _length(k: int) -> Tensor:
-    return torch.cat([torch.from_numpy(each).reshape(-1) for each in reply(k).arrays.values()]).norm()
+    whole = torch.cat([torch.from_numpy(each).reshape(-1) for each in reply(k).arrays.values()])
+    return whole.norm()  # type: ignore[no-any-return]
 
 
 def test_two_that_lie_about_certainty_do_not_decide_it() -> None:

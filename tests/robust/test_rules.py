@@ -1,5 +1,6 @@
 """Robust means against independent ones: NumPy's, SciPy's and Flower's."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def test_centred_clipping_is_that_of_a_loop(seed: int) -> None:
     close(rules.centred_clipping(d, w, centre), expected)
 
 
-RULES = {
+RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "trimmed": lambda d, w: rules.trimmed_mean(d, w, 0.3),
     "median": rules.median,
     "multikrum": lambda d, w: rules.multikrum(d, w, 3, 7),
@@ -131,7 +132,6 @@ def test_a_robust_mean_does_not_depend_on_the_order_of_clients(seed: int, name: 
 def test_they_are_flowers_rules() -> None:
     pytest.importorskip("flwr")
     from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, MultiKrum
-
     from liars import flower_mean
 
     for seed in SEEDS:

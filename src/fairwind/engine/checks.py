@@ -11,6 +11,7 @@ from fairwind.engine.executor import Run, seeing
 from fairwind.engine.machine import Machine
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError, in_range, whole
+from fairwind.robust.defence import check_one_vector
 
 
 def check_runs(runs: Sequence[Run], settings: Settings) -> None:
@@ -27,6 +28,9 @@ def check_runs(runs: Sequence[Run], settings: Settings) -> None:
                 f"{run.label} divides by its clients' steps (‖a‖₁), which {solver.name} does not have: "
                 "take SGD, or another algorithm"
             )
+        for name in ("attack", "defence"):
+            if getattr(settings, name) is not None:
+                check_one_vector(run.algorithm, f"{name}={getattr(settings, name)}")
 
 
 def check_room(runs: list[Run], updates: int, machine: Machine) -> None:

@@ -56,7 +56,9 @@ class Attack(NamedTuple):
         honest = {name: getattr(federation, name) * ~liars for name in ("test", "validation")}
         return replace(federation, targets=targets, **honest)
 
-    def lied(self, clients: Tensor, report: Report, update: Tensor, key: int, of: int) -> tuple[Report, Tensor]:
+    def lied(
+        self, clients: Tensor, report: Report, update: Tensor, key: int, of: int
+    ) -> tuple[Report, Tensor]:
         """Reports and updates (n, P) as they are sent, of some of `of` clients; `key` is the round's hash.
 
         Reports are of the update that is sent. A client whose update is longer than what it trained claims
@@ -66,11 +68,14 @@ class Attack(NamedTuple):
         if not lies.any():
             return report, update
         told = update
-        if self.tell is not None and not lies.all():
+        if self.tell is not None:
             keys = mix(key, clients[lies].cpu())
+            seen = update if lies.all() else update[~lies]
             told = update.clone()
-            told[lies] = self.tell(update[~lies], update[lies], keys).to(update.dtype)
-        norm = torch.where(lies, torch.linalg.vector_norm(told, dim=1, dtype=torch.float64), report.update_norm)
+            told[lies] = self.tell(seen, update[lies], keys).to(update.dtype)
+        norm = torch.where(
+            lies, torch.linalg.vector_norm(told, dim=1, dtype=torch.float64), report.update_norm
+        )
         longer = torch.where(lies & (report.update_norm > 0), norm / report.update_norm, 1.0)
         report = report._replace(update_norm=norm, grad_norm=report.grad_norm * longer)
         claimed = {
@@ -85,10 +90,8 @@ def signflip(*, share: float = 0.2, draw: int = 0) -> Attack:
     return _attack(share, draw, tell=lambda honest, own, keys: -own)
 
 
-def inflated(
-    *, share: float = 0.2, draw: int = 0, factor: float = 10.0, claim: float = 50.0
-) -> Attack:
-    """Liars collude: each sends −`factor` times the honest mean, and a size and loss `claim` times its own."""
+def inflated(*, share: float = 0.2, draw: int = 0, factor: float = 10.0, claim: float = 50.0) -> Attack:
+    """Liars collude: each sends −`factor` times the honest mean, and `claim` times its size and loss."""
     in_range(0, math.inf, factor=factor, claim=claim)
 
     def tell(honest: Tensor, own: Tensor, keys: Tensor) -> Tensor:

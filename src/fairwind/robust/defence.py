@@ -16,10 +16,13 @@ from torch import Tensor
 from fairwind.contract import Algorithm, AnyAlgorithm, LocalAlgorithm, PersonalAlgorithm
 from fairwind.errors import InputError, in_range
 from fairwind.robust import rules
-from fairwind.robust.limits import Factors, Limits, factors, size_of
+from fairwind.robust.limits import Factors, Limits, factors_of, size_of, tops_of
 from fairwind.runs.spec import call
 
-Rule = Callable[[Tensor, Tensor, Tensor], Tensor]  # d (K, P), weights (K,), last mean (P,) -> mean (P,)
+# From vectors d (K, P), weights (K,) and the mean (P,) of the last round: a mean (P,)
+Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+TINY = 1e-300  # so that nothing is divided by zero
 
 
 class Defence(NamedTuple):
@@ -27,6 +30,7 @@ class Defence(NamedTuple):
 
     rule: Rule
     follows: bool = False  # whether the rule needs the mean of the last round
+    clips: bool = False  # whether long vectors are shortened before: rules must see how far off they are
 
 
 class RobustSum(NamedTuple):
@@ -40,7 +44,7 @@ class RobustSum(NamedTuple):
 
 def bounds() -> Defence:
     """Limits alone: what a real federation does by default."""
-    return Defence(lambda d, w, _: rules.mean(d, w))
+    return Defence(lambda d, w, _: rules.mean(d, w), clips=True)
 
 
 def trimmed(*, cut: float = 0.2) -> Defence:
@@ -93,26 +97,32 @@ def check_one_vector(algorithm: AnyAlgorithm, what: str) -> None:
     """Refuses algorithms whose server gets more than one sum of vectors."""
     if not isinstance(algorithm, Algorithm | LocalAlgorithm | PersonalAlgorithm):
         name = algorithm.name or "this one"
-        raise InputError(f"{what} is for algorithms of one sum, and {name} needs more: take another algorithm")
+        raise InputError(
+            f"{what} is for algorithms of one sum, and {name} needs more: take another algorithm"
+        )
 
 
 def robust_sum(
     defence: Defence, limits: Limits, coef: Tensor, sums: Any, update: Tensor, last: Tensor
 ) -> RobustSum:
-    """From coefficients (K,), sums of (K,), updates (K, P), and the mean (P,) of the last round, or zeros."""
+    """From coefficients (K,), sums of (K,), updates (K, P), and the mean (P,) of the last round, or zeros.
+
+    Whatever the defence, the mean is no longer than one client's vector may be.
+    """
     numbers = torch.stack(list(sums)).double()  # (sums, K)
     lengths = coef.double().abs() * torch.linalg.vector_norm(update, dim=1, dtype=torch.float64)
-    sizes = [
-        size_of(length, own) for length, own in zip(lengths.tolist(), numbers.T.tolist(), strict=True)
-    ]
-    cut = factors(sizes, limits)
+    sizes = [size_of(length, own) for length, own in zip(lengths.tolist(), numbers.T.tolist(), strict=True)]
+    tops = tops_of(sizes, limits)
+    cut = [factors_of(size, tops) for size in sizes]
+    if not defence.clips:
+        cut = [each._replace(update=1.0) for each in cut]
     lighter = numbers.new_tensor([each.weight for each in cut])
     shorter = numbers.new_tensor([each.update for each in cut])
     fewer = numbers.new_tensor([each.further for each in cut]).T
     weight = numbers[0] * lighter
     own = torch.where(numbers[0] > 0, coef.double() * shorter / numbers[0], 0.0)
-    d = update.double() * own[:, None]
-    last = last.double()
+    d, last = update.double() * own[:, None], last.double()
     mean = defence.rule(d, weight, last) if bool((weight > 0).any()) else torch.zeros_like(last)
+    mean = mean * min(1.0, tops.length / max(float(torch.linalg.vector_norm(mean)), TINY))
     further = (numbers[1:] * lighter * fewer).sum(1)
     return RobustSum(weight.sum() * mean, (weight.sum(), *further.unbind()), mean, cut)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 FEWEST = 3  # clients in a round; one of two has no neighbours to be compared with
+FEW = 12  # to the number of clients: how many medians a quantity may be among few
 
 
 class Limits(NamedTuple):
@@ -13,7 +14,7 @@ class Limits(NamedTuple):
 
     share: float = 0.1  # of the weight that one client has, at most; or twice an equal share
     together: float = 0.25  # what all weights exceed the median by, to what they are up to it
-    norm: float = 3.0  # the length of an update, to the median length
+    norm: float = 2.0  # the length of an update, to the median length; or 12/K, which is more for K < 6
     further: float = 10.0  # any further sum to the weight, to the median
 
 
@@ -119,7 +120,7 @@ def factors_of(size: Size, tops: Size) -> Factors:
 
 def _multiple(values: Sequence[float], factor: float) -> float:
     there = [value for value in values if value > 0]
-    return factor * statistics.median(there) if len(there) >= FEWEST else math.inf
+    return max(factor, FEW / len(there)) * statistics.median(there) if len(there) >= FEWEST else math.inf
 
 
 def _within(value: float, top: float) -> float:

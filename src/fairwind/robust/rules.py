@@ -6,7 +6,7 @@ With equal weights each is the rule of its paper.
 import torch
 from torch import Tensor
 
-HALF = 0.5 - 1e-9  # of the weight is cut off on either side for a median: what is left is its middle
+HALF = 0.5 - 1e-6  # of the weight is cut off on either side for a median: what is left is its middle
 COLUMNS = 1 << 16  # sorted at once
 STEPS, CLOSE = 100, 1e-10  # of the geometric median: how many, and the relative change at which they end
 NEAR = 1e-9  # the relative distance below which a vector pulls no harder
@@ -57,7 +57,7 @@ def geometric_median(d: Tensor, w: Tensor) -> Tensor:
     Pillutla, Kakade, Harchaoui: Robust Aggregation for Federated Learning. IEEE TSP 2022.
     """
     found = median(d, w)
-    scale = float(torch.linalg.vector_norm(d - found, dim=1).max())
+    scale = float(torch.linalg.vector_norm(d - found, dim=1).median())
     if not scale:
         return found
     for _ in range(STEPS):

@@ -188,6 +188,8 @@ class SettingsConfig(TypedDict):
     eval_every: int
     target: float | None
     patience: int | None
+    attack: str | None
+    defence: str | None
     engine: str
     device: str
     compile: str
