@@ -35,7 +35,8 @@ def check_runs(runs: Sequence[Run], settings: Settings) -> None:
 
 def check_room(runs: list[Run], updates: int, machine: Machine) -> None:
     """Refuses servers that see all updates of a round, of so many bytes, if they take half of the memory."""
-    together = len(seeing(runs)) * updates
+    copies = tuning.ROBUST_SUM_COPIES if any(run.held for run in runs) else 0  # of one run at a time
+    together = (len(seeing(runs)) + copies) * updates
     if together > tuning.SERVER_UPDATES_SHARE * machine.memory:
         label = runs[next(iter(seeing(runs)))].label
         raise InputError(
