@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairwind import algorithms, setups
+from fairwind.aggregation import contribute
 from fairwind.contract import SumAlgorithm
 from fairwind.data.counter import fold
 from fairwind.engine.executor import Run
@@ -114,17 +115,22 @@ class Study(Simulation):
         self.defences = [None if spec is None else build_defence(spec) for spec in defences]
         self.strategies = flower_strategies(len(task.federation))
         self.means = {r: torch.zeros_like(x, dtype=torch.float64) for r, x in enumerate(self.x)}
+        # By run, the liars' share of the weight before it is limited, round by round
+        self.weights: list[list[float]] = [[] for _ in cases]
 
     def _stepped_lying(
         self, r: int, algorithm: SumAlgorithm, held: RoundUpdates
     ) -> tuple[Tensor, Any, Tensor]:
         case, self.attack, self.defence = self.cases[r], self.attacks[r], self.defences[r]
+        (client, report), told, clients = held.cohort(), held.vectors(), len(self.federation)
+        if self.attack is not None:
+            report, told = self.attack.lied(
+                client, report, told, fold(self.runs[r].seed, self.round), clients
+            )
+            weight, lies = contribute(algorithm, report)[0].sums[0], self.attack.liars(clients)[client]
+            self.weights[r].append(float(weight[lies].sum() / weight.sum()))
         if case.algorithm != "Flower":
             return super()._stepped_lying(r, algorithm, held)
-        (client, report), told = held.cohort(), held.vectors()
-        if self.attack is not None:
-            key = fold(self.runs[r].seed, self.round)
-            report, told = self.attack.lied(client, report, told, key, len(self.federation))
         mean = torch.from_numpy(flower_mean(self.strategies[case.defence], told.double(), report.size))
         return self.x[r] - mean.to(self.x.dtype), self.states[r], torch.ones((), dtype=torch.bool)
 
@@ -157,13 +163,17 @@ def stacks(share: float, servers: tuple[str, ...]) -> Iterator[tuple[str | None,
 def measured(
     share: float, seed: int, rounds: int, servers: tuple[str, ...] = ALGORITHMS
 ) -> list[dict[str, Any]]:
-    """The honest clients' average and worst 30 % of every run with this share of liars."""
+    """The honest clients' average and worst 30 % of every run with this share of liars.
+
+    And the share of the weight that liars have before limits, in the first and in the last round.
+    """
     rows = []
     for relabelling, cases in stacks(share, servers):
         study = Study(cases, seed, share, relabelling, rounds)
         study.run()
-        for case, line in zip(cases, study.final().lines, strict=True):
+        for case, line, weights in zip(cases, study.final().lines, study.weights, strict=True):
             row: dict[str, Any] = {**case._asdict(), "share": share, "seed": seed}
+            row |= {"first_weight": weights[0], "last_weight": weights[-1]} if weights else {}
             rows.append(row | {name: line[name] for name in SHOWN})
     return rows
 
