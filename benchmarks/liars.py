@@ -163,19 +163,26 @@ def stacks(share: float, servers: tuple[str, ...]) -> Iterator[tuple[str | None,
 def measured(
     share: float, seed: int, rounds: int, servers: tuple[str, ...] = ALGORITHMS
 ) -> list[dict[str, Any]]:
-    """The honest clients' average and worst 30 % of every run with this share of liars.
-
-    And the share of the weight that liars have before limits, in the first and in the last round.
-    """
+    """The honest clients' average and worst 30 % of every run with this share of liars."""
     rows = []
     for relabelling, cases in stacks(share, servers):
         study = Study(cases, seed, share, relabelling, rounds)
         study.run()
-        for case, line, weights in zip(cases, study.final().lines, study.weights, strict=True):
+        for case, line in zip(cases, study.final().lines, strict=True):
             row: dict[str, Any] = {**case._asdict(), "share": share, "seed": seed}
-            row |= {"first_weight": weights[0], "last_weight": weights[-1]} if weights else {}
             rows.append(row | {name: line[name] for name in SHOWN})
     return rows
+
+
+def weights(share: float, seed: int, rounds: int) -> list[dict[str, Any]]:
+    """The share of the weight that liars have without a defence, in the first and the last round."""
+    cases = [Case(spec, "none", "sign-flip") for spec in ALGORITHMS]
+    study = Study(cases, seed, share, None, rounds)
+    study.run()
+    return [
+        {**case._asdict(), "share": share, "seed": seed, "first": found[0], "last": found[-1]}
+        for case, found in zip(cases, study.weights, strict=True)
+    ]
 
 
 def main() -> None:
@@ -198,7 +205,8 @@ def main() -> None:
     if o.json:
         about = {"setup": SETUP, "rounds": o.rounds, "seeds": o.seeds, "shares": o.shares}
         specs = {"attacks": ATTACKS, "defences": DEFENCES, "seconds": time.monotonic() - began}
-        found = {**about, **specs, "environment": environment("cpu"), "rows": rows}
+        weighed = [row for seed in o.seeds for row in weights(ALL_ATTACKS, seed, o.rounds)]
+        found = {**about, **specs, "environment": environment("cpu"), "rows": rows, "weights": weighed}
         o.json.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
