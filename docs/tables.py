@@ -47,6 +47,7 @@ PAGES = (
     *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing")),
     *(DOCS / "paper" / f"{name}.md" for name in PAPER),
     DOCS / "howto" / "liars.md",
+    DOCS / "federation.md",
 )
 STAND_INS = {"features": "linear on CIFAR-10 features", "pooled": "MLP on FEMNIST pooled"}
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.S)
@@ -176,6 +177,23 @@ def honest(found: dict[str, Any], server: str, defence: str, attack: str, share:
     mine = [row for row in found["rows"] if all(row[name] == value for name, value in wanted.items())]
     assert len(mine) == len(found["seeds"])
     return " / ".join(f"{mean(row[name] for row in mine):.1f}" for name in ("avg", "worst30"))
+
+
+def caps() -> str:
+    """What the bounds cost honest clients: average / worst 30 % with and without them."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "caps.json").read_text())["runs"]
+    key = "setup", "algorithm", "seed"
+    without = {tuple(row[k] for k in key): row for row in found if not row["bounds"]}
+    rows = []
+    for row in found:
+        if row["bounds"]:
+            both = row, without[tuple(row[k] for k in key)]
+            cells = [f"{each['avg']:.1f} / {each['worst30']:.1f}" for each in both]
+            capped = f"{row['capped_a_round']:.1f} of {row['clients']}"
+            rows.append(
+                [f"`{row['setup']}`", display_name(row["algorithm"]), str(row["seed"]), capped, *cells]
+            )
+    return table(["setup", "algorithm", "seed", "cut per round", "with bounds", "without"], rows)
 
 
 @cache
@@ -723,6 +741,7 @@ TABLES: dict[str, Callable[..., str]] = {
         exponents,
         attacks,
         liars,
+        caps,
     )
 }
 
