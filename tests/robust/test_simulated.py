@@ -142,6 +142,11 @@ def test_it_resumes_to_the_same_bits(tmp_path: Any) -> None:
     some.restore(first.checkpoint_of([1, 2]))
     some.run()
     torch.testing.assert_close(some.x, straight.x[1:3], rtol=1e-6, atol=1e-9)
+    parts = [(first.checkpoint_of(chosen), chosen) for chosen in ([0, 3], [1, 2])]
+    joined = made(runs)
+    joined.restore(joined.checkpoint_from(parts))
+    joined.run()
+    assert torch.equal(straight.x, joined.x)
 
 
 def test_liars_are_not_scored_and_the_results_say_so() -> None:
