@@ -109,6 +109,8 @@ def test_a_node_that_drops_out_is_not_in_the_sum(task: Task) -> None:
 def test_bounds_on_clients_that_nobody_sees_are_refused(task: Task) -> None:
     with pytest.raises(InputError, match="bounds no client"):
         SecureStrategy("fedavg", task, bounds=Bounds())
+    with pytest.raises(InputError, match="no defence="):
+        SecureStrategy("fedavg", task, defence="median")
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "mime", "ditto"])
