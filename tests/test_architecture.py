@@ -18,6 +18,7 @@ LAYERS = (
     ("runs.seals", "metrics", "intervals", "algorithms", "layers", "data.samples", "testing"),
     ("data", "models"),
     ("augment",),
+    ("robust",),
     ("engine",),
     ("runs.cost",),
     ("task", "runs.environment"),
@@ -63,6 +64,8 @@ RUNS = (
     ("training", "growth"),
     ("session",),
 )
+
+ROBUST = (("limits", "rules"), ("defence",), ("attacks",), ("rounds",))
 
 EXCHANGE = (
     ("message",),
@@ -114,6 +117,7 @@ def height(name: str, layers: tuple[tuple[str, ...], ...]) -> int | None:
         ("", LAYERS),
         ("engine", ENGINE),
         ("runs", RUNS),
+        ("robust", ROBUST),
         ("exchange", EXCHANGE),
         ("study", STUDY),
         ("report", REPORT),

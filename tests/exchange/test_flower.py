@@ -338,6 +338,21 @@ def test_a_node_cannot_reply_for_another(task: Task) -> None:
     assert set(strategy.aggregator.last.refused) == {"102"}
 
 
+def all_of(value: float) -> Any:
+    return arrays(lambda a: a * 0 + value)
+
+
+def test_a_robust_sum_takes_the_place_of_the_sum(task: Task) -> None:
+    """Of five clients one lies without measure: a median does not notice by how much."""
+    defended = [AlgorithmStrategy("fedavg", task, bounds=UNBOUNDED, defence="median") for _ in range(2)]
+    for strategy, factor in zip(defended, (1e3, 1e6), strict=True):
+        strategy.start(grid_of(task, meddle={102: all_of(factor)}), num_rounds=2, timeout=5)
+    assert torch.equal(defended[0].aggregator.x, defended[1].aggregator.x)
+    plain = strategy_of(task)
+    plain.start(grid_of(task), num_rounds=2, timeout=5)
+    assert not torch.equal(defended[0].aggregator.x, plain.aggregator.x)
+
+
 def test_lies_are_capped_by_default(task: Task) -> None:
     liar = {102: changed(loss0=1e-30, size=1e30)}
     strategy = AlgorithmStrategy("adafedadam", task)

@@ -170,6 +170,8 @@ def test_no_two_sums_of_a_round_differ_by_a_node(
 def test_bounds_on_clients_that_nobody_sees_are_refused(task: Task) -> None:
     with pytest.raises(InputError, match="bounds no client"):
         SecureStrategy("fedavg", task, bounds=Bounds())
+    with pytest.raises(InputError, match="no defence="):
+        SecureStrategy("fedavg", task, defence="median")
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "mime", "ditto"])

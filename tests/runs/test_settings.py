@@ -28,7 +28,8 @@ def other(name: str) -> fw.Settings:
     if get_origin(kind) is Literal:
         value: Any = get_args(kind)[1]
     else:
-        value = {"solver": fw.Solver(lr=0.5), "device": "cuda:1", "participation": 0.5}.get(name, 7)
+        own = {"solver": fw.Solver(lr=0.5), "device": "cuda:1", "participation": 0.5}
+        value = (own | {"attack": "signflip", "defence": "median"}).get(name, 7)
     return replace(PLAIN, **{name: value})
 
 
@@ -78,6 +79,8 @@ NOTICED: dict[str, Any] = {
     "finetune": 1.0,
     "target": -1.0,
     "patience": 1,
+    "attack": "signflip:share=0.4",
+    "defence": "median",
 }
 
 

@@ -12,6 +12,7 @@ from fairwind.engine.executor import Run, seeing
 from fairwind.engine.machine import Machine
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError, in_range, whole
+from fairwind.robust.defence import check_one_vector
 
 
 def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = False) -> None:
@@ -33,11 +34,15 @@ def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = 
                 f"{run.label} divides by its clients' steps (‖a‖₁), which {solver.name} does not have: "
                 "take SGD, or another algorithm"
             )
+        for name in ("attack", "defence"):
+            if getattr(settings, name) is not None:
+                check_one_vector(run.algorithm, f"{name}={getattr(settings, name)}")
 
 
 def check_room(runs: list[Run], updates: int, machine: Machine) -> None:
     """Refuses servers that see all updates of a round, of so many bytes, if they take half of the memory."""
-    together = len(seeing(runs)) * updates
+    copies = tuning.ROBUST_SUM_COPIES if any(run.held for run in runs) else 0  # of one run at a time
+    together = (len(seeing(runs)) + copies) * updates
     if together > tuning.SERVER_UPDATES_SHARE * machine.memory:
         label = runs[next(iter(seeing(runs)))].label
         raise InputError(

@@ -10,6 +10,8 @@ from torch import nn
 
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, in_range, positive, store_python_numbers, whole
+from fairwind.robust.attacks import build_attack
+from fairwind.robust.defence import build_defence
 from fairwind.scores import Score
 
 Model = nn.Module | Callable[[], nn.Module]
@@ -54,6 +56,12 @@ class Settings:
     patience: int | None = None
     """Stop early once no run's average has improved for so many evaluations; the trained models are the last
     ones, not the best."""
+    attack: str | None = None
+    """Some clients lie: signflip, inflated, noise, alie or labelflip, with their share, as in
+    signflip:share=0.3. The others are evaluated."""
+    defence: str | None = None
+    """A robust sum in the place of the sum over clients: bounds, trimmed, median, multikrum, geometric or
+    clipping."""
     engine: Engine = field(default="auto", metadata=MACHINE)
     """stacked trains all clients of all runs at once, loop one after another; auto takes the faster of those
     that can train the model."""
@@ -102,6 +110,10 @@ class Settings:
             whole(1, patience=self.patience)
         if self.workers is not None:
             whole(1, workers=self.workers)
+        if self.attack is not None:
+            build_attack(self.attack)
+        if self.defence is not None:
+            build_defence(self.defence)
         for name, value, known in (
             ("engine", self.engine, get_args(Engine)),
             ("compile", self.compile, get_args(Switch)),
@@ -131,6 +143,8 @@ class Options(TypedDict, total=False):
     finetune: float
     target: float | None
     patience: int | None
+    attack: str | None
+    defence: str | None
     engine: Engine
     device: str | torch.device
     compile: Switch

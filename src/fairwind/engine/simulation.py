@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fairwind.aggregation import advance, advance_seeing, first_state, refuses
-from fairwind.contract import CohortAlgorithm, GramAlgorithm, PooledAlgorithm
+from fairwind.contract import CohortAlgorithm, GramAlgorithm, PooledAlgorithm, SumAlgorithm
+from fairwind.data.counter import fold
 from fairwind.data.federation import Federation
 from fairwind.engine.builder import BuiltEngine, build_engine, fine_tuned_engine, pooled_engine
 from fairwind.engine.checkpoint import Checkpoint
@@ -33,13 +34,18 @@ from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.machine import matmul_precision
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import ALONE, Ranks
+from fairwind.engine.round_updates import RoundUpdates
 from fairwind.engine.settings import Model, Settings
 from fairwind.engine.stopping import Stopping
 from fairwind.errors import InputError
 from fairwind.metrics import history_line, model_metrics
+from fairwind.robust.attacks import build_attack
+from fairwind.robust.defence import build_defence
+from fairwind.robust.rounds import lying_sums
 from fairwind.runs.schema import HistoryLine, Part, Stopped
 
 PER_RUN = "x", "loss0", "left_out", "stalled", "lowest"  # a row for each run
+OF_SOME = "memory", "state", "mean"  # of the runs that have them, by kind
 
 
 class Final(NamedTuple):
@@ -69,8 +75,14 @@ class Simulation:
         plan: ExecutionPlan | None = None,
     ):
         """`loss`, `score` and `augment` as users give them: see `Task`; `plan` is decided unless given."""
-        self.ranks, self.runs, self.name = ranks, in_order(runs), name
+        self.attack = None if settings.attack is None else build_attack(settings.attack)
+        self.defence = None if settings.defence is None else build_defence(settings.defence)
+        lying = self.attack is not None or self.defence is not None
+        self.ranks, self.name = ranks, name
+        self.runs = [run._replace(held=lying and not trains_alone(run)) for run in in_order(runs)]
         check_runs(self.runs, settings, in_one_place=True)
+        if self.attack is not None:
+            federation = self.attack.poisoned(federation)
         if not federation.test.any():
             raise InputError("no client has test samples; give clients more samples or a smaller train share")
         models = {run.seed: build(model, run.seed) for run in self.runs}
@@ -101,6 +113,9 @@ class Simulation:
         shape = len(self.runs), clients
         self.loss0 = torch.full(shape, torch.nan, dtype=torch.float64, device=self.x.device)
         self.left_out, self.stalled = torch.zeros(2, shape[0], dtype=torch.int64, device=self.x.device)
+        # (P,) by run, the last round's mean contribution, where the defence follows it
+        follows = self.defence is not None and self.defence.follows
+        self.means = {r: torch.zeros_like(x, dtype=torch.float64) for r, x in enumerate(self.x) if follows}
         self.lowest = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=self.x.device)
         self.watched: Part = "validation" if self.federation.validation.any() else "test"
         self.views = views_of(self.runs)
@@ -170,8 +185,31 @@ class Simulation:
         if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
             held = outcome.held[i]
             return advance_seeing(algorithm, x, state, held.cohort(), held.gram, held.summed)
+        if i in outcome.held:
+            return self._stepped_lying(r, algorithm, outcome.held[i])
         more = (outcome.more[i],) if i in outcome.more else ()
         return advance(algorithm, x, state, outcome.total[i], outcome.sums[i], outcome.used[i], *more)
+
+    def _stepped_lying(
+        self, r: int, algorithm: SumAlgorithm, held: RoundUpdates
+    ) -> tuple[Tensor, Any, Tensor]:
+        """The same where clients lie, or are defended against."""
+        x, state = self.x[r], self.states[r]
+        found = lying_sums(
+            algorithm,
+            held.cohort(),
+            held.vectors(),
+            attack=self.attack,
+            defence=self.defence,
+            key=fold(self.runs[r].seed, self.round),
+            clients=len(self.federation),
+            last=self.means.get(r, torch.zeros_like(x, dtype=torch.float64)),
+        )
+        if r in self.means:
+            self.means[r].copy_(found.mean)
+        self.left_out[r] += found.left_out
+        used = torch.tensor(found.used, device=x.device)
+        return advance(algorithm, x, state, found.total, found.sums, used)
 
     @torch.no_grad()
     def _advance(self, mine: slice, outcome: RoundSums) -> None:
@@ -363,7 +401,7 @@ class Simulation:
         tensors: dict[str, Tensor] = {}
         for name, value in whole.tensors.items():
             kind, _, rest = name.partition(".")
-            if kind in ("memory", "state"):
+            if kind in OF_SOME:
                 run, _, rest = rest.partition(".")
                 if int(run) in runs:
                     tensors[".".join(filter(None, (kind, str(runs.index(int(run))), rest)))] = value
@@ -391,7 +429,7 @@ class Simulation:
             lines |= {(line["round"], views[i % len(views)]): line for i, line in enumerate(own)}
             for name, value in part.tensors.items():
                 kind, _, rest = name.partition(".")
-                if kind in ("memory", "state"):
+                if kind in OF_SOME:
                     run, _, rest = rest.partition(".")
                     tensors[".".join(filter(None, (kind, str(runs[int(run)]), rest)))] = value.cpu()
                 elif kind == "curves":
@@ -412,6 +450,7 @@ class Simulation:
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {name: getattr(self, name) for name in PER_RUN}
         tensors |= {f"memory.{r}": kept for r, kept in self.memories.values.items()}
+        tensors |= {f"mean.{r}": mean for r, mean in self.means.items()}
         for r, state in enumerate(self.states):
             tensors |= {f"state.{r}.{name}": value for name, value in state._asdict().items()}
         return tensors

@@ -47,6 +47,8 @@ def owner_of(
     }
     if aggregator.clients is not None:
         owner["clients"] = aggregator.clients
+    if aggregator.defence_spec:
+        owner["defence"] = aggregator.defence_spec
     if privacy:
         owner["privacy"] = privacy.described()
     return owner

@@ -34,7 +34,7 @@ from fairwind.engine.layout import Layout
 from fairwind.errors import InputError, whole
 from fairwind.exchange.accounting import ALL, Accountant
 from fairwind.exchange.bounds import UNBOUNDED, Bounds, Seen, within
-from fairwind.exchange.capping import Capped, CappedSum, Term
+from fairwind.exchange.capping import Capped, CappedSum, DefendedSum, Term
 from fairwind.exchange.holding import HeldReplies, HeldReply
 from fairwind.exchange.message import (
     AVERAGED,
@@ -65,6 +65,7 @@ from fairwind.exchange.message import (
 )
 from fairwind.exchange.privacy import Privacy, PrivateSum
 from fairwind.exchange.releases import Release, Releases
+from fairwind.robust.defence import defended
 
 
 @dataclass
@@ -112,11 +113,13 @@ class Aggregator:
         privacy: Privacy | None = None,
         min_replies: int = 1,
         max_stalled: int = 3,
+        defence: str | None = None,
     ):
         """From the model x (P,). `sends` is what clients are asked for; see the package.
 
         `clients` is how many there are, whether or not they are there: some algorithms count on it. With
-        `privacy`, bounds must be left out: they depend on other clients, and its own take their place.
+        `privacy`, bounds must be left out: they depend on other clients, and its own take their place. So
+        must a `defence`, a robust sum such as "median" in the place of the sum over clients.
 
         A round with fewer than `min_replies` usable replies does not count; after `max_stalled` of them in a
         row, `stopped` says so.
@@ -126,6 +129,10 @@ class Aggregator:
             raise InputError("bounds compare a client with others, which privacy forbids: leave them out")
         if privacy is not None:
             check_one_sum(algorithm, "privacy is for one sum")
+        if privacy is not None and defence is not None:
+            raise InputError("a defence compares a client with others, which privacy forbids: leave it out")
+        self.defence_spec = defence
+        self.defence = None if defence is None else defended(algorithm, defence)
         if counts_clients(algorithm) and clients is None:
             raise InputError(f"{algorithm.name or 'it'} counts on all clients: say how many, as clients=")
         if clients is not None:
@@ -159,6 +166,7 @@ class Aggregator:
         """Takes another first model (P,), before the first round."""
         self.x = x
         self.first_model = x.clone() if isinstance(self.algorithm, PersonalAlgorithm) else None
+        self.last_mean = torch.zeros(len(x), dtype=torch.float64)  # of the round before, for defences
         state = first_state(self.algorithm, x, self.clients or 0)
         self.state: Any = type(state)(*(value.clone() for value in state))
 
@@ -170,16 +178,20 @@ class Aggregator:
         """
         self.current, self.drawn = Round(self.round), drawn
         shape = len(self.x), 1 if self.sums is None else len(self.sums._fields)
-        self.sum: CappedSum | PrivateSum = (
-            PrivateSum(*shape, self.privacy) if self.privacy else CappedSum(*shape, self.bounds.share)
-        )
+        self.sum: CappedSum | PrivateSum | DefendedSum
+        if self.privacy:
+            self.sum = PrivateSum(*shape, self.privacy)
+        elif self.defence:
+            self.sum = DefendedSum(*shape, self.bounds.limits, self.defence, self.last_mean)
+        else:
+            self.sum = CappedSum(*shape, self.bounds.limits)
         self.phase: Phase = "gradient" if corrects(self.algorithm) else "train"
-        self.second = CappedSum(len(self.x), 1, self.bounds.share)
+        self.second = CappedSum(len(self.x), 1, self.bounds.limits)
         self.gradient: Capped | None = None  # the clients' gradients, where they correct steps
         self.measured: set[str] = set()  # clients that count in it
         self.held: HeldReplies | None = None
         if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
-            self.held = HeldReplies(self.algorithm, self.bounds.share)
+            self.held = HeldReplies(self.algorithm, self.bounds.limits)
         self.secret: Capped | None = None
         self.counted: set[str] = set()
         self.reported: dict[str, Report] = {}
@@ -272,7 +284,7 @@ class Aggregator:
         """Ends a phase of the round that another follows; returns which clients are asked in that one."""
         self.phase, self.gradient, self.measured = "train", self.second.finish(), self.counted
         self._note_caps(self.gradient, "gradient's weight", "gradient")
-        self.counted, self.second = set(), CappedSum(len(self.x), 1, self.bounds.share)
+        self.counted, self.second = set(), CappedSum(len(self.x), 1, self.bounds.limits)
         return set(self.measured)
 
     def _check_number(self, client: str) -> None:
@@ -345,7 +357,7 @@ class Aggregator:
         for name, value in zip(self.sums._fields[1:], term.sums[1:], strict=True):
             if self.privacy and value < 0:
                 raise RefusedError(f"its {name} is {value:.3g}: with privacy, sums must not be negative")
-        if not math.isfinite(term.sizes[1]):
+        if not math.isfinite(term.pull):
             raise RefusedError(f"its update, of norm {term.length:.3g}, is too large to be weighed")
         return term
 
@@ -365,6 +377,8 @@ class Aggregator:
         """Adds the secure sum of this many clients."""
         if self.privacy:
             raise InputError("with privacy the server clips each client, so it cannot take a secret sum")
+        if self.defence:
+            raise InputError("a defence sees each client's update, so it cannot take a secret sum")
         found = self.form.checked(numbers)
         sums = tuple(found[name] for name in self.sums._fields)
         self.secret = Capped(total, sums, clients, [{} for _ in (*sums, total)], "nobody who is known")
@@ -380,6 +394,8 @@ class Aggregator:
             self.releases.note(Release("noisy sum", self.round, self.drawn))
             self.accountant.release(self.drawn)
         done, capped = self.current, self.secret or self.sum.finish()
+        if isinstance(self.sum, DefendedSum):
+            self.last_mean = self.sum.mean
         if self.sums is not None:
             self._note_caps(capped, "weight", "update", *self.sums._fields[1:])
         done.blame = "the clients' weight is lost in the noise"
@@ -490,6 +506,7 @@ class Aggregator:
         """All that the rounds to come depend on; what has arrived of the round under way is not in it."""
         tensors = {"x": self.x} | {f"state.{n}": value for n, value in self.state._asdict().items()}
         tensors |= {} if self.first_model is None else {FIRST_MODEL: self.first_model}
+        tensors |= {} if self.defence is None else {"last_mean": self.last_mean}
         record = {
             "first_losses": self.first_losses,
             "first_sum": list(self.first_sum),
@@ -519,6 +536,8 @@ class Aggregator:
         if self.first_model is not None:
             self.first_model = tensors[FIRST_MODEL].to(self.x.dtype)
         self.scales = tuple(record["scales"]) if record.get("scales") else None
+        if self.defence:
+            self.last_mean = tensors["last_mean"]
         if self.privacy:
             self._count_at_least(record["releases"])
         self.round = checkpoint.round

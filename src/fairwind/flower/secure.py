@@ -108,6 +108,8 @@ class SecureStrategy(AlgorithmStrategy):
         which share of these parts is needed."""
         if options.get("bounds") is not None or options.get("sends", "sums") != "sums":
             raise InputError("under secure aggregation the server sees sums alone, and bounds no client")
+        if options.get("defence") is not None:
+            raise InputError("under secure aggregation the server sees sums alone: no defence=")
         if options.get("privacy") is not None:
             raise InputError(
                 "under secure aggregation the server sees no client, and so can clip none: no privacy="

@@ -28,6 +28,7 @@ STRATEGY = {
     "clients-per-round": int,
     "sends": str,
     "out": str,
+    "defence": str,
     "track": str,
 }
 
@@ -37,9 +38,10 @@ def server_app(model: Task | Model, **options: Any) -> ServerApp:
 
     The run config may say `algorithm` (adafedadam, or any spec), `alpha`, `num-server-rounds` and `timeout`
     (seconds for the replies of a round), `share` (of the weight that a client may have); and seed, min-nodes,
-    min-replies, max-stalled, eval-every, clients, clients-per-round, sends, out and track, which mean what
-    they mean to `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise, -delta and
-    -further are those of `Privacy`. `secure-aggregation` takes a `SecureStrategy`, which `client_app` obeys.
+    min-replies, max-stalled, eval-every, clients, clients-per-round, sends, defence, out and track, which
+    mean what they mean to `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise,
+    -delta and -further are those of `Privacy`. `secure-aggregation` takes a `SecureStrategy`, which
+    `client_app` obeys.
     """
     app = ServerApp()
 

@@ -52,6 +52,7 @@ class AlgorithmStrategy(Strategy):
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
+        defence: str | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
         min_nodes: int = 2,
@@ -70,8 +71,8 @@ class AlgorithmStrategy(Strategy):
         is tried again if it has fewer than `min_replies` usable replies; after `max_stalled` such tries in a
         row, the model is written, and `StalledError` raised. With
         `out`, checkpoints, results and the report page go into that directory, and a training that was
-        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `track`
-        names trackers, such as "mlflow:FOLDER".
+        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `defence`
+        is a robust sum, such as "median". `track` names trackers, such as "mlflow:FOLDER".
         """
         given = seed, clients, clients_per_round, min_nodes, eval_every, min_replies, max_stalled
         seed, clients, clients_per_round, min_nodes, eval_every, min_replies, max_stalled = python_numbers(
@@ -86,17 +87,9 @@ class AlgorithmStrategy(Strategy):
         x = self.layout.flatten(self.module)
         if clients is None and isinstance(model, Task) and len(model.federation) > 1:
             clients = len(model.federation)
-        self.aggregator = Aggregator(
-            self.algorithm,
-            self.layout,
-            x,
-            clients=clients,
-            bounds=bounds,
-            sends=sends,
-            privacy=privacy,
-            min_replies=min_replies,
-            max_stalled=max_stalled,
-        )
+        about: Any = {"bounds": bounds, "sends": sends, "privacy": privacy, "defence": defence}
+        about |= {"min_replies": min_replies, "max_stalled": max_stalled}
+        self.aggregator = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
         label = self.algorithm.name or "own"
         self.evaluations = Evaluations(scores, label, seed, self.algorithm, bounds=bounds or Bounds())
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
@@ -111,6 +104,8 @@ class AlgorithmStrategy(Strategy):
         bounds = self.aggregator.bounds
         LOG.info("\t├──> %s, seed %d: clients send %s", self.algorithm.name, self.seed, self.aggregator.sends)
         few = ", or of twice an equal share among few" if bounds.share < 1 else ""
+        if self.aggregator.defence_spec:
+            LOG.info("\t├──> defence: %s", self.aggregator.defence_spec)
         if self.aggregator.privacy:
             LOG.info("\t└──> %s", self.aggregator.privacy)
         else:

@@ -1,6 +1,7 @@
 """An algorithm's server as NVFLARE's aggregator: replies are added up as they come."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
@@ -35,11 +36,13 @@ class AlgorithmAggregator(ModelAggregator):
         privacy: Privacy | None = None,
         min_replies: int = 1,
         max_stalled: int = 3,
+        defence: str | None = None,
     ):
         """Of the task only the model is used, and how many clients it has, if several and not told.
 
-        `fairwind.exchange` says what the other options mean. With `privacy`, ε is that of a training in which
-        all clients take part, because NVFLARE's log says who was drawn.
+        `fairwind.exchange` says what the other options mean; `defence` is a robust sum, such as "median".
+        With `privacy`, ε is that of a training in which all clients take part, because NVFLARE's log says who
+        was drawn.
         """
         super().__init__()
         self.algorithm = build_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
@@ -49,17 +52,9 @@ class AlgorithmAggregator(ModelAggregator):
         x = self.layout.flatten(self.module)
         if clients is None and len(task.federation) > 1:
             clients = len(task.federation)
-        self.server = Aggregator(
-            self.algorithm,
-            self.layout,
-            x,
-            clients=clients,
-            bounds=bounds,
-            sends=sends,
-            privacy=privacy,
-            min_replies=min_replies,
-            max_stalled=max_stalled,
-        )
+        about: Any = {"bounds": bounds, "sends": sends, "privacy": privacy, "defence": defence}
+        about |= {"min_replies": min_replies, "max_stalled": max_stalled}
+        self.server = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
         self.asked: set[str] = set()  # clients of the round; who sends nothing is named
 
     def model(self, phase: Phase | None = None, clients: Iterable[str] = ()) -> FLModel:

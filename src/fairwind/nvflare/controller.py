@@ -38,6 +38,7 @@ class AlgorithmController(FedAvg):
         privacy: Privacy | dict[str, Any] | None = None,
         min_replies: int = 1,
         max_stalled: int = 3,
+        defence: str | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
         eval_every: int = 1,
@@ -65,7 +66,7 @@ class AlgorithmController(FedAvg):
         self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
         private = Privacy(**privacy) if isinstance(privacy, dict) else privacy
         self.privacy: dict[str, Any] | None = None if private is None else {**private.described()}
-        self.min_replies, self.max_stalled = min_replies, max_stalled
+        self.min_replies, self.max_stalled, self.defence = min_replies, max_stalled, defence
         self.clients, self.clients_per_round, self.eval_every = clients, clients_per_round, eval_every
         self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
 
@@ -73,16 +74,16 @@ class AlgorithmController(FedAvg):
         """Trains the rounds that are left."""
         task = find_task(self.task)
         bounds = Bounds(**self.bounds) if self.bounds else None
+        about: Any = {"bounds": bounds, "sends": self.sends, "defence": self.defence}
         self.aggregator = AlgorithmAggregator(
             task,
             self.algorithm,
             seed=self.seed,
             clients=self.clients,
-            bounds=bounds,
-            sends=self.sends,
             privacy=Privacy(**self.privacy) if self.privacy else None,
             min_replies=self.min_replies,
             max_stalled=self.max_stalled,
+            **about,
         )
         scores = scores_of(task, self.aggregator.module)
         label = self.aggregator.label or "own"

@@ -230,9 +230,12 @@ def parts_of(simulation: Simulation, final: Part) -> Parts:
     if (request := simulation.stopping.request) is not None and request["by"] == "after_evaluation":
         asked.append("after_evaluation")
     overlooked = int(((federation.validation == 0) & (federation.test > 0)).sum())
-    if watched == "test" and not asked:
+    lying = _lying(simulation)
+    if watched == "test" and not asked and not lying:
         return {"history": watched, "final": final}
-    if watched == "test":
+    if watched == "test" and not asked:
+        note = ""
+    elif watched == "test":
         note = (
             f"When to stop ({', '.join(asked)}) was decided on the test samples, so these numbers may be too "
             "good: keep validation samples for that, with validation=0.1 in the federation or setup."
@@ -247,7 +250,18 @@ def parts_of(simulation: Simulation, final: Part) -> Parts:
     if watched != "test" and overlooked:
         have = "has" if overlooked == 1 else "have"
         note += f" {overlooked} of {len(federation)} clients {have} no validation samples."
-    return {"history": watched, "final": final, "note": note}
+    return {"history": watched, "final": final, "note": " ".join(filter(None, (note, lying)))}
+
+
+def _lying(simulation: Simulation) -> str:
+    """Who lies, and what is done against it; empty without an attack or a defence."""
+    settings, clients, parts = simulation.settings, len(simulation.federation), []
+    if simulation.attack is not None:
+        liars = int(simulation.attack.liars(clients).sum())
+        parts.append(f"{liars} of {clients} clients lie ({settings.attack}), and numbers are of the others.")
+    if settings.defence is not None:
+        parts.append(f"The server's sums are robust ones ({settings.defence}).")
+    return " ".join(parts)
 
 
 def score_kinds(scores: Sequence[Score]) -> list[ScoreKind]:

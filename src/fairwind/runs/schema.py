@@ -193,6 +193,8 @@ class SettingsConfig(TypedDict):
     finetune: float
     target: float | None
     patience: int | None
+    attack: str | None
+    defence: str | None
     engine: str
     device: str
     compile: str
@@ -222,6 +224,7 @@ class FederatedConfig(TypedDict):
     bounds: dict[str, str]
     clients_per_round: int | None
     clients: NotRequired[int]
+    defence: NotRequired[str]
     privacy: NotRequired[PrivacyConfig]
 
 
