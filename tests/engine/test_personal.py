@@ -66,13 +66,16 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
 }
 
 
+FEDERATED = [spec for spec in algorithms.REGISTRY if spec != "pooled"]  # which has no clients
+
+
 def same(one: Tensor, other: Tensor) -> bool:
     """Bit for bit."""
     return torch.equal(one.nan_to_num(7), other.nan_to_num(7))
 
 
 @pytest.mark.parametrize("case", ["local", "shared", "recomputed", "head, shared"])
-@pytest.mark.parametrize("spec", [*algorithms.REGISTRY, "worst_first", "by_angle", "scaled"])
+@pytest.mark.parametrize("spec", [*FEDERATED, "worst_first", "by_angle", "scaled"])
 def test_every_algorithm_has_a_personal_form(spec: str, case: str) -> None:
     """It sees the shared part alone; resumed, it goes on bit for bit."""
     options = CASES[case][0]
@@ -90,7 +93,7 @@ def test_every_algorithm_has_a_personal_form(spec: str, case: str) -> None:
         assert same(value, parts[name]), name
     assert made.history == again.history
     assert torch.isfinite(made.loss).all()
-    if made.own.kept:
+    if made.own.kept and spec != "local":  # whose models are whole
         own = made.own.memories.values[1]
         assert not torch.equal(own[0], own[1])
     alone = simulated(RAGGED, [spec], seeds=(1,), **options)
@@ -402,3 +405,41 @@ def test_it_trains_as_a_loop_in_plain_pytorch(case: str, federation: Any, model:
     # Before the first round, both runs have the same model
     torch.testing.assert_close(first_probe, expected.probes[0], rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(made.loss0[1], expected.probes[0, :, 0], rtol=1e-9, atol=1e-10)
+
+
+def test_fine_tuned_models_and_new_clients_begin_from_the_models_with_their_parts() -> None:
+    """New clients have the mean part; who fine-tunes begins from its own, or from that."""
+    g = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(20, 1, SIDE, SIDE, generator=g).double(), torch.arange(20) % 3) for _ in range(5)]
+    federation = Federation.from_clients(clients, classes=3, new_clients=["3", "4"])
+    for personal, choice in (("8.*", "shared"), (None, "local"), (None, "recomputed")):
+        made = simulated(
+            federation,
+            ["fedavg"],
+            personal=personal,
+            batch_norm=choice,  # type: ignore[arg-type]
+            finetune=1,
+            rounds=2,
+        )
+        made.run()
+        whole = made._now()
+        new = made.final_of_new_clients()
+        assert new is not None
+        assert new.loss.shape == (2, 2)
+        assert torch.isfinite(new.loss).all()
+        assert federation.new_clients is not None
+        mean = whole._replace(new=True).whole(made.views[0], torch.zeros(1, dtype=torch.int64))[0]
+        state, others = made.plain.state_dict(mean), federation.new_clients
+        for k in range(2):
+            torch.testing.assert_close(new.loss[0, k], loss_of_test(others, small_cnn(), state, k))
+        tuned = made.state_dict(1)
+        assert all(len(value) == len(made.federation) for value in tuned.values())
+        for k in range(len(made.federation)):
+            state = {name: value[k] for name, value in tuned.items()}
+            expected = loss_of_test(made.federation, small_cnn(), state, k)
+            torch.testing.assert_close(made.final().loss[1, k], expected)
+
+
+def test_pooled_data_has_no_clients_that_keep_a_part() -> None:
+    with pytest.raises(InputError, match="pooled has no clients"):
+        simulated(RAGGED, ["fedavg", "pooled"], batch_norm="local")

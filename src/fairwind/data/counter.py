@@ -18,7 +18,7 @@ Number = TypeVar("Number", int, Tensor)
 MASK = 0xFFFFFFFF
 
 # The purpose of a draw: the first key of every hash.
-SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, VALIDATION, HELD_OUT = range(1, 8)
+SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, VALIDATION, HELD_OUT, LIARS, NOISE = range(1, 10)
 
 
 def scramble(h: Number) -> Number:

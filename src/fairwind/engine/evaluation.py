@@ -7,16 +7,17 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fairwind.contract import CohortAlgorithm, PersonalAlgorithm
+from fairwind.contract import CohortAlgorithm, PersonalAlgorithm, PooledAlgorithm
 from fairwind.data.counter import segments
 from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run
+from fairwind.engine.local import trains_alone
 from fairwind.engine.losses.loss import Loss
 from fairwind.engine.memory import Memories, OwnParts
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.stacked.chunks import chunks
-from fairwind.runs.schema import HistoryLine, Part
+from fairwind.runs.schema import Baseline, HistoryLine, Part
 from fairwind.scores import Score, segment_sums
 
 Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client after client
@@ -158,6 +159,7 @@ class EvaluatedModel(NamedTuple):
     seed: int
     run: int
     model: Literal["global", "averaged", "personal"] = "global"
+    baseline: Baseline | None = None  # what it is, if it is not an algorithm's own model
 
 
 class Models(NamedTuple):
@@ -169,6 +171,7 @@ class Models(NamedTuple):
     memories: Memories
     own: OwnParts
     recomputed: Mapping[EvaluatedModel, Tensor]  # by view, statistics (·,) in place of the averaged ones
+    new: bool = False  # of clients that took no part in training: they have the mean of what others keep
 
     def shared(self, view: EvaluatedModel) -> Tensor:
         """The vector (P,) of a view's model that all clients share."""
@@ -180,9 +183,15 @@ class Models(NamedTuple):
         """The whole models of some clients (n, ·), in the parts' order."""
         if view.model == "personal":
             return self.memories.take(view.run, clients)
+        if not self.own.width:
+            return self.shared(view).expand(len(clients), -1)
         averages = self.recomputed.get(view, self.own.averages[view.run])
         shared, averages = (part.expand(len(clients), -1) for part in (self.shared(view), averages))
-        kept = [self.own.of_clients(view.run, clients)] if self.own.kept else []
+        kept: list[Tensor] = []
+        if self.own.kept and self.new:
+            kept = [self.own.mean(view.run).expand(len(clients), -1)]
+        elif self.own.kept:
+            kept = [self.own.of_clients(view.run, clients)]
         return torch.cat([shared, *kept, averages], 1)
 
 
@@ -190,15 +199,25 @@ def views_of(runs: Sequence[Run]) -> list[EvaluatedModel]:
     """In the order of the runs, each followed by its additional models."""
     found = []
     for r, run in enumerate(runs):
-        if isinstance(run.algorithm, PersonalAlgorithm) and run.algorithm.alone:
-            found.append(EvaluatedModel(run.label, run.seed, r, "personal"))
+        if trains_alone(run):
+            found.append(EvaluatedModel(run.label, run.seed, r, "personal", "local"))
             continue
-        found.append(EvaluatedModel(run.label, run.seed, r))
+        pooled: Baseline | None = "pooled" if isinstance(run.algorithm, PooledAlgorithm) else None
+        found.append(EvaluatedModel(run.label, run.seed, r, baseline=pooled))
         if isinstance(run.algorithm, CohortAlgorithm) and run.algorithm.averaged_model is not None:
             found.append(EvaluatedModel(f"{run.label} (averaged)", run.seed, r, "averaged"))
         if isinstance(run.algorithm, PersonalAlgorithm):
             found.append(EvaluatedModel(f"{run.label} (personal)", run.seed, r, "personal"))
     return found
+
+
+def fine_tuned(views: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+    """What clients make of each model of a federation."""
+    return [
+        EvaluatedModel(f"{view.label} (fine-tuned)", view.seed, view.run, "personal", "finetuned")
+        for view in views
+        if view.model == "global" and view.baseline is None
+    ]
 
 
 def averaged(run: Run, state: Any) -> Tensor:
@@ -222,9 +241,9 @@ def judge_views(
     The first of the `scorers` is for shared models, the second for those of each client.
     """
     one, rows = torch.zeros(1, dtype=torch.int64), {}
-    shared = [view for view in views if view.model != "personal" and not models.own.kept]
+    shared = [view for view in views if view.model != "personal" and (models.new or not models.own.kept)]
     x = models.x
-    if shared and (models.own.averages.shape[1] or [view.run for view in shared] != list(range(len(x)))):
+    if shared and (models.own.width or [view.run for view in shared] != list(range(len(x)))):
         x = torch.cat([models.whole(view, one) for view in shared])
     if shared:
         found = client_scores(scorers[0], federation, x, sizes, pick, ranks)
@@ -270,6 +289,7 @@ def recomputed(
 class Evaluation(NamedTuple):
     """How each view's model does on a part of the samples."""
 
+    views: list[EvaluatedModel]
     lines: list[HistoryLine]  # metrics over the clients
     loss: Tensor  # (views, K) of each client
     score: Tensor  # likewise, of the main score

@@ -12,7 +12,7 @@ from fairwind.contract import GradientAlgorithm, MemoryAlgorithm, Report
 from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.layout import Layout, Parts
-from fairwind.engine.local import Locals, Modifications
+from fairwind.engine.local import Locals, Modifications, trains_alone
 from fairwind.engine.memory import Memories, OwnParts, changed
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import Ranks
@@ -37,6 +37,7 @@ class Trained(NamedTuple):
     """The results of a chunk of rows."""
 
     part: ChunkSums | None  # none for personal models
+    usable: dict[int, Tensor]  # by run whose clients train alone: which of its rows (n,) are usable
     changes: dict[int, Tensor]  # by run, Σ of the changes of its clients' memories (P,)
     held: dict[int, tuple[Report, Tensor, list[Tensor]]]  # by run: reports, clients and updates
     remembered: list[tuple[int, Tensor, Tensor]]  # runs, clients, and their memories' changes or new models
@@ -133,13 +134,15 @@ class AlgorithmExtras:
 
     def keep_models(self, chunk: Chunk, rows: Rows) -> Trained:
         """The trained personal models that are finite."""
-        kept, layout = [], self.model.whole
+        kept, counted, layout = [], {}, self.model.whole
         models = layout.from_matrices(layout.as_matrices((*rows.weights, *rows.states)))
         for r, here in chunk.rows_of.items():
             new, client = models[here], chunk.clients(here)
             usable = torch.isfinite(new).all(1, keepdim=True)
             kept.append((r, client, torch.where(usable, new, self.memories.take(r, client))))
-        return Trained(None, {}, {}, kept, [])
+            if trains_alone(self.runs[r]):
+                counted[r] = usable[:, 0]
+        return Trained(None, counted, {}, {}, kept, [])
 
     def remember(self, local: Locals, trained: Trained) -> None:
         """Stores new memories, once it is certain that their chunk will not be trained again."""
@@ -186,7 +189,7 @@ class AlgorithmExtras:
         copy: bool,
     ) -> Trained:
         """New memories and updates, as a `copy` if the next chunk overwrites the rows."""
-        found = Trained(part, {}, {}, [], parts)
+        found = Trained(part, {}, {}, {}, [], parts)
         for r, here in chunk.rows_of.items():
             if r not in self.seeing and r not in local.memories:
                 continue

@@ -145,8 +145,8 @@ class OwnParts:
         return not self.width or bool(self.trained.all())
 
     def statistics(self) -> Tensor:
-        """The averaged statistics (·,) of a round's clients, where there is one run."""
-        return self.total[0] / self.weight[0].clamp(min=1)
+        """The averaged statistics (·,) of a round's clients, or those before; where there is one run."""
+        return self.total[0] / self.weight[0] if self.weight[0] > 0 else self.averages[0]
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds of them."""

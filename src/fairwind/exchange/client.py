@@ -130,7 +130,8 @@ class LocalClient:
         kept, vectors = kept.of(request.training), request.vectors
         if request.phase == "gradient":
             recalled = self._recalled(request, kept)
-            return self.measure(vectors[WEIGHTS], request.round, recalled), kept
+            reply = self.measure(vectors[WEIGHTS], request.round, recalled)
+            return reply._replace(tag=request.tag), kept
         first_loss = request.first_loss if kept.first_loss is None else kept.first_loss
         trained = self.train(
             vectors[WEIGHTS],
@@ -141,7 +142,7 @@ class LocalClient:
             first=vectors.get(FIRST_MODEL),
             kept=self._recalled(request, kept),
         )
-        reply = trained.reply
+        reply = trained.reply._replace(tag=request.tag)
         if self.keeps and request.kept is not None and request.kept not in kept.vectors:
             reply = reply._replace(numbers={**reply.numbers, LOST: float(request.kept)})
         return reply, kept.after(request, trained.first_loss, trained.kept)
@@ -154,9 +155,10 @@ class LocalClient:
         if isinstance(self.algorithm, PersonalAlgorithm):
             first = request.vectors.get(FIRST_MODEL, weights)
             personal = self._judged(self._memory(recalled, self._received(first)))
-            # Alone, there is no other model
-            return personal if self.algorithm.alone else self._judged(whole)._replace(further=personal)
-        judged = self._judged(whole)
+            if self.algorithm.alone:  # there is no other model
+                return personal._replace(tag=request.tag)
+            return self._judged(whole)._replace(tag=request.tag, further=personal)
+        judged = self._judged(whole)._replace(tag=request.tag)
         if further is None:
             return judged
         averaged = torch.cat([self._received(further), whole[self.layout.parameters :]])
@@ -229,7 +231,8 @@ class LocalClient:
             )
         second = self._second(report, update, u, gradients)
         reply = self._reply(Report(*(number[0] for number in report)), update[0].double(), second)
-        if not self.own.finite:
+        alone = isinstance(self.algorithm, PersonalAlgorithm) and self.algorithm.alone
+        if not (alone or self.own.finite):
             raise RefusedError("its own part of the model is not finite: a smaller learning rate may help")
         statistics = arrays_of(self.division.averaged_part, self.own.statistics())
         reply = reply._replace(arrays=reply.arrays | statistics)

@@ -19,7 +19,7 @@ from fairwind.data.federation import Federation
 from fairwind.engine import tuning
 from fairwind.engine.executor import ClientUpdates, RoundSums, Run, Shared
 from fairwind.engine.layout import Parts, flattened
-from fairwind.engine.local import local_part
+from fairwind.engine.local import local_part, trains_alone
 from fairwind.engine.loop.learner import Learner, Modification, difference, split
 from fairwind.engine.loop.tally import ClientResult, RunTotals, measured, outcome
 from fairwind.engine.memory import Memories, OwnParts
@@ -131,6 +131,8 @@ class Loop:
             @torch.enable_grad()
             def train(job: Job, learner: Learner) -> ClientResult:
                 r = job.run
+                if trains_alone(self.runs[r]):
+                    return self._train_alone(x[r], job, learner)
                 received = self._received(models, job)
                 trained = self._train(x[r], received, shared, more.get(r), job, learner, probes.get(job))
                 if isinstance(self.runs[r].algorithm, PersonalAlgorithm):
@@ -147,7 +149,7 @@ class Loop:
 
     def _keep(self, r: int, clients: list[ClientResult], report: Report) -> None:
         """Keeps the clients' own parts, if the model has any."""
-        if self.own.width:
+        if self.own.width and not trains_alone(self.runs[r]):
             numbers = torch.tensor([each.client for each in clients], device=self.own.device)
             new = torch.stack([each.own for each in clients])
             self.own.put(r, numbers, new, usable_clients(self.runs[r].algorithm, report))
@@ -243,15 +245,23 @@ class Loop:
         own = flattened(trained[shared_parts:], x)
         return ClientResult(job.client, loss, grad_norm, update_norm, update, own)
 
-    def _train_personal(self, x: Tensor, job: Job, learner: Learner) -> None:
-        """A client trains its personal model."""
+    def _train_alone(self, x: Tensor, job: Job, learner: Learner) -> ClientResult:
+        """A client trains nothing but its own model, and sends an update of zero."""
+        norm = 0.0 if self._train_personal(x, job, learner) else torch.nan
+        measured, own = (self.unknown, self.unknown, torch.full_like(self.unknown, norm)), x.new_empty(0)
+        return ClientResult(job.client, *measured, torch.zeros_like(x), own)
+
+    def _train_personal(self, x: Tensor, job: Job, learner: Learner) -> bool:
+        """A client trains its personal model, and keeps it if it is finite; returns whether it is."""
         client = torch.tensor([job.client])
         learner.model.load(self.whole.parts(self.memories.take(job.run, client)[0]))
         local = local_part(self.runs[job.run], "personal")
         self._steps(learner, job, Modification(local, self.layout.parts(-local.pull * x)))
         new = self.whole.flatten(learner.model.module)[None]
-        if torch.isfinite(new).all():
+        finite = bool(torch.isfinite(new).all())
+        if finite:
             self.memories.put(job.run, client, new)
+        return finite
 
     def _probe(self, learner: Learner, job: Job, gradient: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The mean loss over a client's samples, and the norm of its gradient if the probe needs it.
