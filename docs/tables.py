@@ -44,7 +44,7 @@ DOCS = ROOT / "docs"
 PAPER = ("parts", "costs", "controls", "tuned", "readings", "precision", "theory", "runs")
 PAGES = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing")),
+    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing", "federation")),
     *(DOCS / "paper" / f"{name}.md" for name in PAPER),
 )
 STAND_INS = {"features": "linear on CIFAR-10 features", "pooled": "MLP on FEMNIST pooled"}
@@ -648,6 +648,16 @@ def exponents() -> str:
     return table(head, [[TASKS[task], display_name(name), *cells] for (task, name), cells in rows.items()])
 
 
+def doors() -> str:
+    """Megabytes of a message to a node and of its reply, with a model that is mostly frozen."""
+    content = json.loads((ROOT / "benchmarks" / "results" / "doors.json").read_text())
+    rows = [
+        [door, *(f"{each[way] / 1e6:.3f}" for way in ("to", "from"))]
+        for door, each in content["doors"].items()
+    ]
+    return table(["", "to a node, MB", "its reply, MB"], rows)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     f.__name__: f
     for f in (
@@ -679,6 +689,7 @@ TABLES: dict[str, Callable[..., str]] = {
         rates_after,
         rates_of,
         exponents,
+        doors,
     )
 }
 

@@ -118,7 +118,7 @@ class AlgorithmStrategy(Strategy):
         for node, request in zip(nodes, requests.values(), strict=True):
             for name, arrays in request.vectors.items():
                 if name not in records:
-                    records[name] = self._outgoing() if name == WEIGHTS else to_record(arrays)
+                    records[name] = to_record(arrays)
             mine = self._config(config, server_round)
             mine.update(words_of(request))
             content = {ARRAYS if name == WEIGHTS else name: records[name] for name in request.vectors}
@@ -266,9 +266,6 @@ class AlgorithmStrategy(Strategy):
             "server-round": server_round,
         }
         return ConfigRecord({**config, **said})
-
-    def _outgoing(self) -> ArrayRecord:
-        return to_record(self.aggregator.weights())
 
     def _read(self, node: int, content: RecordDict) -> Reply:
         return from_content(content)
