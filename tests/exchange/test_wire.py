@@ -1,5 +1,8 @@
 """What travels: trainable parameters alone, whole or in a codec's numbers."""
 
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -116,3 +119,20 @@ def test_flower_sends_arrays_of_any_size_in_parts() -> None:
     parts = [part.deflate() for part in get_all_nested_objects(Message(content, 7, "train")).values()]
     assert sum(map(len, parts)) > array.nbytes
     assert max(map(len, parts)) < 6 * 2**20
+
+
+def test_a_client_answers_without_pytorchs_compiler() -> None:
+    """Where every message is a process of its own, importing it would take a second of a core each."""
+    program = """
+        import sys, fairwind
+        from fairwind.exchange import Kept, LocalClient, Request
+        client = LocalClient(fairwind.setup("synthetic:clients=2"), fairwind.algorithms.adafedadam(), 0)
+        weights = client.form.arrays(client.start())
+        reply, kept = client.reply(Request("train", 0, "t", {"weights": weights}), Kept())
+        client.judge(Request("evaluate", 0, "t", {"weights": weights}), kept)
+        print(reply.numbers["size"], sorted({"torch._dynamo", "sympy", "rich", "plotly"} & set(sys.modules)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[1:] == ["[]"]

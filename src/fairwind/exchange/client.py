@@ -24,7 +24,7 @@ from fairwind.engine.builder import build_engine
 from fairwind.engine.checks import build, check_runs
 from fairwind.engine.evaluation import client_scores, split, training_losses
 from fairwind.engine.executor import Run
-from fairwind.engine.machine import matmul_precision
+from fairwind.engine.machine import find_machine, matmul_precision
 from fairwind.engine.memory import changed
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, python_numbers, whole
@@ -93,6 +93,9 @@ class LocalClient:
         settings = settings or Settings(solver=task.solver, workers=1)
         if settings.compile != "off":  # it pays in a simulation, which trains many clients at once
             settings = replace(settings, compile="off")
+        on_gpu = find_machine(settings).on_gpu
+        if settings.engine == "auto" and settings.precision != "bf16" and not on_gpu:
+            settings = replace(settings, engine="loop")  # trying to stack takes a second of a core
         settings = replace(settings, participation=1.0, clients_per_round=None)
         runs = [Run(algorithm.name, algorithm, seed)]
         check_runs(runs, settings)

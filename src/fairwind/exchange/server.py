@@ -169,15 +169,20 @@ class Aggregator:
         self.new_first_losses: dict[str, float] = {}
         self.new_first = 0.0, 0.0
 
-    def requests(self, clients: Iterable[str], phase: Phase | None = None) -> dict[str, Request]:
-        """What clients are asked in this phase of the round, or in another; their vectors are the same."""
+    def requests(
+        self, clients: Iterable[str], phase: Phase | None = None, *, judging: bool = False
+    ) -> dict[str, Request]:
+        """What clients are asked in this phase of the round, or in another; their vectors are the same.
+
+        With `judging`, also what they evaluate on the way, before they train.
+        """
         phase = phase or self.phase
         vectors = {WEIGHTS: self.weights()}
         if phase == "train" and (shared := self.shared()) is not None:
             vectors[SHARED] = shared
         if phase == "train" and self.gradient is not None:
             vectors[GRADIENT] = arrays_of(self.layout, _mean(self.gradient))
-        if phase == "evaluate" and _averages(self.algorithm):
+        if (phase == "evaluate" or judging) and _averages(self.algorithm):
             vectors[AVERAGED] = arrays_of(self.layout, self.model(averaged=True))
         first = {} if self.first_model is None else {FIRST_MODEL: arrays_of(self.layout, self.first_model)}
         return {

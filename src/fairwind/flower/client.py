@@ -14,6 +14,8 @@ from fairwind.errors import InputError
 from fairwind.exchange.client import LocalClient
 from fairwind.exchange.kept import Kept, kept_file, load_kept, save_kept
 from fairwind.flower.records import (
+    JUDGED,
+    asks_to_judge,
     config_of,
     judged_content,
     keep_in,
@@ -48,9 +50,13 @@ def client_app(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         client = client_of(context, config_of(message.content))
-        reply, kept = client.reply(request_of(message.content, "train"), recalled(context))
+        request, before = request_of(message.content, "train"), recalled(context)
+        reply, kept = client.reply(request, before)
+        content = to_content(reply)
+        if asks_to_judge(message.content):
+            content.update(judged_content(client.judge(request, before), JUDGED))
         keep(context, kept)
-        return Message(to_content(reply), reply_to=message)
+        return Message(content, reply_to=message)
 
     return app
 

@@ -10,7 +10,8 @@ from fairwind.exchange.evaluation import Judged
 from fairwind.exchange.kept import Kept
 from fairwind.exchange.message import WEIGHTS, Arrays, Phase, RefusedError, Reply, Request
 
-ARRAYS, METRICS, CONFIG, SECOND = "arrays", "metrics", "config", "second"  # names of records
+# Names of records; `JUDGED` is an evaluation beside what was trained.
+ARRAYS, METRICS, CONFIG, SECOND, JUDGED = "arrays", "metrics", "config", "second", "judged"
 KEPT = "fairwind"  # what those of a node's state begin with
 SIZES = ("num-examples", "train-examples")
 FURTHER = "further-"  # what a further model's numbers begin with
@@ -31,6 +32,11 @@ def from_content(content: RecordDict) -> Reply:
     """The reply in a message; its arrays are read without pickle, and whatever is wrong is refused."""
     second = arrays_in(content, SECOND) if SECOND in content else None
     return Reply(arrays_in(content), dict(_one(content, METRICS, MetricRecord)), second)
+
+
+def asks_to_judge(content: RecordDict) -> bool:
+    """Whether the model received is evaluated, too, before it is trained."""
+    return bool(config_of(content).get(JUDGED, False))
 
 
 def words_of(request: Request) -> dict[str, str | int | float]:
@@ -99,18 +105,18 @@ def config_of(content: RecordDict) -> Mapping[str, Any]:
     return said
 
 
-def judged_content(judged: Judged) -> RecordDict:
+def judged_content(judged: Judged, name: str = METRICS) -> RecordDict:
     """A client's evaluation, as the content of a message."""
     sizes = dict(zip(SIZES, judged[:2], strict=True))
     said: dict[str, Any] = {**sizes, "loss": judged.loss, **judged.scores}
     if (further := judged.further) is not None:
         said |= {f"{FURTHER}{name}": v for name, v in {"loss": further.loss, **further.scores}.items()}
-    return RecordDict({METRICS: MetricRecord(said)})
+    return RecordDict({name: MetricRecord(said)})
 
 
-def judged_of(content: RecordDict) -> Judged:
+def judged_of(content: RecordDict, name: str = METRICS) -> Judged:
     """The evaluation in a message."""
-    said = dict(_one(content, METRICS, MetricRecord))
+    said = dict(_one(content, name, MetricRecord))
     for name, value in said.items():
         if isinstance(value, list):
             raise RefusedError(f"its {name} is no number but a list")

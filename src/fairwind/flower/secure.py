@@ -92,6 +92,8 @@ class SecureStrategy(AlgorithmStrategy):
             raise InputError(
                 "under secure aggregation the server sees no client, and so can clip none: no privacy="
             )
+        if options.get("evaluate_in_training"):
+            raise InputError("masked replies hold no evaluation: leave out evaluate_in_training")
         super().__init__(algorithm, model, **{**options, "sends": "sums", "bounds": UNBOUNDED})
         self.scales = first_scales(self.aggregator.form)
         self.shares, self.threshold = shares, threshold

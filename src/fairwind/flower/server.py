@@ -1,6 +1,6 @@
 """A Flower server app that trains as its run config says."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -17,10 +17,20 @@ from fairwind.task import Task
 
 ALPHA = "alpha"
 PRIVACY = "privacy-"  # what its settings begin with
-STRATEGY = {
+
+
+def switch(value: Any) -> bool:
+    """A run config's true or false, and no word for it."""
+    if not isinstance(value, bool):
+        raise InputError(f"{value!r} is neither true nor false")
+    return value
+
+
+STRATEGY: dict[str, Callable[[Any], Any]] = {
     "seed": int,
     "min-nodes": int,
     "eval-every": int,
+    "evaluate-in-training": switch,
     "clients": int,
     "clients-per-round": int,
     "sends": str,
@@ -34,9 +44,9 @@ def server_app(model: Task | Model, **options: Any) -> ServerApp:
 
     The run config may say `algorithm` (adafedadam, or any spec), `alpha`, `num-server-rounds` and `timeout`
     (seconds for the replies of a round), `share` (of the weight that a client may have); and seed, min-nodes,
-    eval-every, clients, clients-per-round, sends, out and track, which mean what they mean to
-    `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise, -delta and -further are
-    those of `Privacy`.
+    eval-every, evaluate-in-training, clients, clients-per-round, sends, out and track, which mean what they
+    mean to `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise, -delta and
+    -further are those of `Privacy`.
     """
     app = ServerApp()
 

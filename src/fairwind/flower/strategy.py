@@ -26,6 +26,8 @@ from fairwind.flower.nodes import LOG, Nodes
 from fairwind.flower.records import (
     ARRAYS,
     CONFIG,
+    JUDGED,
+    METRICS,
     from_content,
     judged_of,
     to_arrays,
@@ -56,6 +58,7 @@ class AlgorithmStrategy(Strategy):
         clients_per_round: int | None = None,
         min_nodes: int = 2,
         eval_every: int = 1,
+        evaluate_in_training: bool = False,
         out: str | Path | None = None,
         track: Given = (),
     ):
@@ -68,6 +71,9 @@ class AlgorithmStrategy(Strategy):
         `out`, checkpoints, results and the report page go into that directory, and a training that was
         stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `track`
         names trackers, such as "mlflow:FOLDER".
+
+        With `evaluate_in_training`, a round's model is evaluated by the nodes that train in the next one, in
+        the same message. The last round's is evaluated by all nodes.
         """
         given = seed, clients, clients_per_round, min_nodes, eval_every
         seed, clients, clients_per_round, min_nodes, eval_every = python_numbers(given)
@@ -85,10 +91,12 @@ class AlgorithmStrategy(Strategy):
         )
         self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed, self.algorithm)
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
-        self.eval_every = eval_every
+        self.eval_every, self.evaluate_in_training = eval_every, evaluate_in_training
         self.out = None if out is None else Path(out)
         self.tracking = Tracking(track)
         self.asked: set[int] = set()
+        self.judged: dict[str, Judged] = {}  # by node, of the model that is being evaluated
+        self.metrics: dict[int, MetricRecord] = {}  # by evaluated round
 
     def summary(self) -> None:
         """Logs what is to be trained."""
@@ -106,13 +114,15 @@ class AlgorithmStrategy(Strategy):
         """A message for each client of a round: model, round, and what it may have forgotten."""
         nodes = self.nodes.sample(grid, server_round)
         self.aggregator.begin((len(nodes), self.nodes.connected))
+        self.judged = {}
         return self._asking(nodes, server_round, config)
 
     def _asking(
         self, nodes: list[int], server_round: int, config: ConfigRecord, phase: Phase | None = None
     ) -> list[Message]:
         """A message for each node, in this phase of the round or another."""
-        requests = self.aggregator.requests(map(str, nodes), phase)
+        judging = (phase or self.aggregator.phase) == "train" and self._judges(server_round)
+        requests = self.aggregator.requests(map(str, nodes), phase, judging=judging)
         records: dict[str, ArrayRecord] = {}
         messages = []
         for node, request in zip(nodes, requests.values(), strict=True):
@@ -120,7 +130,7 @@ class AlgorithmStrategy(Strategy):
                 if name not in records:
                     records[name] = to_record(arrays)
             mine = self._config(config, server_round)
-            mine.update(words_of(request))
+            mine.update(words_of(request) | ({JUDGED: True} if judging else {}))
             content = {ARRAYS if name == WEIGHTS else name: records[name] for name in request.vectors}
             kind = MessageType.EVALUATE if phase == "evaluate" else MessageType.TRAIN
             messages.append(Message(RecordDict({**content, CONFIG: mine}), node, kind))
@@ -133,6 +143,8 @@ class AlgorithmStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The server step with the usable replies; refused ones are logged and counted."""
         self._accept(server_round, replies)
+        if self._judges(server_round):
+            self._evaluated(server_round - 1)
         done = self.aggregator.finish()
         for line in done.lines():
             LOG.warning("round %d: node %s", server_round, line)
@@ -157,6 +169,8 @@ class AlgorithmStrategy(Strategy):
                 self.aggregator.refuse(str(node), str(error))
                 continue
             self.aggregator.accept(str(node), reply)
+            if self._judges(server_round) and JUDGED in message.content:
+                self._note_judged(server_round - 1, message, JUDGED)
         for node in sorted(waiting):
             self.aggregator.refuse(str(node), "it did not reply in time")
 
@@ -164,25 +178,44 @@ class AlgorithmStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The model to every node, in rounds that are evaluated."""
+        self.judged = {}
         if server_round % self.eval_every:
             return []
         return self._asking(sorted(grid.get_node_ids()), server_round, config, "evaluate")
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average, STD, worst 30 % and more, over the scores of the nodes."""
-        judged: dict[str, Judged] = {}
         for message in replies:
-            node = self.nodes.sender(message)
-            try:
-                if message.has_error():
-                    raise RefusedError(f"it failed: {first_line(Exception(message.error.reason))}")
-                judged[str(node)] = check_judged(judged_of(message.content), self.evaluations.scores)
-            except RefusedError as error:
-                LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
-        if not judged:
+            self._note_judged(server_round, message)
+        return self._evaluated(server_round)
+
+    def _judges(self, server_round: int) -> bool:
+        """Whether the nodes of a round evaluate the model that they receive, which is the last round's."""
+        due = not (server_round - 1) % self.eval_every
+        done = (server_round - 1) in self.evaluations.rounds[-1:]
+        return self.evaluate_in_training and due and not done
+
+    def _note_judged(self, server_round: int, message: Message, name: str = METRICS) -> None:
+        """Notes the evaluation in a reply, or logs why it is refused."""
+        node = self.nodes.sender(message)
+        try:
+            if message.has_error():
+                raise RefusedError(f"it failed: {first_line(Exception(message.error.reason))}")
+            judged = check_judged(judged_of(message.content, name), self.evaluations.scores)
+            self.judged[str(node)] = judged
+        except RefusedError as error:
+            LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
+
+    def _evaluated(self, server_round: int) -> MetricRecord | None:
+        """Adds what was noted to the history."""
+        if not self.judged:
             return None
-        line = self.evaluations.add(server_round, dict(sorted(judged.items())), self.aggregator.counts())
-        return MetricRecord({k: v for k, v in line.items() if isinstance(v, int | float)})
+        judged, self.judged = dict(sorted(self.judged.items())), {}
+        line = self.evaluations.add(server_round, judged, self.aggregator.counts())
+        self.tracking.log(self.evaluations.newest)
+        found = MetricRecord({k: v for k, v in line.items() if isinstance(v, int | float)})
+        self.metrics[server_round] = found
+        return found
 
     def start(
         self,
@@ -207,6 +240,7 @@ class AlgorithmStrategy(Strategy):
         )
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result = Result()
+        result.evaluate_metrics_clientapp = self.metrics = {}
         self.summary()
         try:
             for line in run.restore() if run else ():
@@ -216,15 +250,13 @@ class AlgorithmStrategy(Strategy):
 
             def evaluate(number: int) -> None:
                 asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
-                found = self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
-                if found is not None:
-                    self.tracking.log(self.evaluations.newest)
-                    result.evaluate_metrics_clientapp[number] = found
+                self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
                 if evaluate_fn is not None and (central := evaluate_fn(number, arrays)) is not None:
                     result.evaluate_metrics_serverapp[number] = central
 
             evaluated = self.evaluations.rounds[-1] if self.evaluations.rounds else -1
-            if evaluated < 0 or (self.aggregator.privacy and evaluated < self.aggregator.round):
+            unseen = evaluated < 0 or (self.aggregator.privacy and evaluated < self.aggregator.round)
+            if unseen and not self.evaluate_in_training:
                 self.nodes.wait(grid)
                 evaluate(self.aggregator.round)
             for number in range(self.aggregator.round + 1, num_rounds + 1):
@@ -236,7 +268,8 @@ class AlgorithmStrategy(Strategy):
                 result.train_metrics_clientapp[number] = metrics
                 if run is not None and self.aggregator.privacy:  # no release is ever forgotten
                     run.save()
-                evaluate(number)
+                if number == num_rounds or not self.evaluate_in_training:
+                    evaluate(number)
                 if run is not None:
                     run.save()
             self.tracking.finish(self._report(run) if run is not None else None)

@@ -39,6 +39,10 @@ class WeightsStrategy(AlgorithmStrategy):
         **options: Any,
     ):
         """As for `AlgorithmStrategy`; `lr` and `steps` are those of clients that do not tell them."""
+        if options.get("evaluate_in_training"):
+            raise InputError(
+                "apps of one's own evaluate when they are asked to: leave out evaluate_in_training"
+            )
         super().__init__(algorithm, model, **options)
         if keeps(self.algorithm) or isinstance(self.algorithm, GradientAlgorithm):
             raise InputError(
