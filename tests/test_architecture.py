@@ -13,6 +13,7 @@ LAYERS = (
     ("errors", "runs.files", "runs.progress", "data.counter", "contract", "algorithms.simplex"),
     ("algorithms.ranges",),
     ("runs.spec", "runs.folder", "aggregation", "scores.reading"),
+    ("codecs",),
     ("scores",),
     ("runs.schema",),
     ("runs.seals", "metrics", "intervals", "algorithms", "layers", "data.samples", "testing"),
@@ -66,7 +67,7 @@ RUNS = (
 
 EXCHANGE = (
     ("message",),
-    ("bounds", "capping", "own_loop", "evaluation", "secure", "kept"),
+    ("bounds", "capping", "own_loop", "compression", "evaluation", "secure", "kept"),
     ("privacy", "holding"),
     ("accounting",),
     ("client", "server"),

@@ -28,7 +28,9 @@ def other(name: str) -> fw.Settings:
     if get_origin(kind) is Literal:
         value: Any = get_args(kind)[1]
     else:
-        value = {"solver": fw.Solver(lr=0.5), "device": "cuda:1", "participation": 0.5}.get(name, 7)
+        value = {"solver": fw.Solver(lr=0.5), "device": "cuda:1", "participation": 0.5, "codec": "int8"}.get(
+            name, 7
+        )
     return replace(PLAIN, **{name: value})
 
 
@@ -75,6 +77,7 @@ NOTICED: dict[str, Any] = {
     "participation": 0.5,
     "clients_per_round": 1,
     "probe_samples": 1,
+    "codec": "int8",
     "target": -1.0,
     "patience": 1,
 }

@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fairwind.codecs import codec_of
 from fairwind.contract import MemoryAlgorithm, PersonalAlgorithm
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
@@ -22,7 +24,7 @@ from fairwind.engine.executor import Executor, Run, seeing
 from fairwind.engine.local import locals_of
 from fairwind.engine.loop.executor import Loop
 from fairwind.engine.machine import Machine, compute_type, find_machine
-from fairwind.engine.memory import Memories
+from fairwind.engine.memory import Compression, Memories, first_vectors
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import (
     Case,
@@ -58,6 +60,7 @@ class BuiltEngine(NamedTuple):
     x: Tensor  # (R, P) the runs' first models
     memories: Memories
     executor: Executor
+    compression: Compression | None  # of the updates that clients send
 
     @property
     def scorer(self) -> Scorer:
@@ -110,16 +113,22 @@ def build_engine(
     if not plan.on_gpu:
         keep_memory()
     check_room(runs, planner.participants * x[0].nbytes, machine)
-    memories = Memories(runs, x, len(federation), on_host=plan.client_vectors.value == "host")
+    on_host = plan.client_vectors.value == "host"
+    keep = partial(Memories, clients=len(federation), device=x.device, on_host=on_host)
+    memories, compression = keep(first_vectors(runs, x)), None
+    if settings.codec is not None:
+        nothing = {r: torch.zeros_like(first) for r, first in enumerate(x)}
+        compression = Compression(codec_of(settings.codec), keep(nothing))
     plain.evaluated_numbers = plan.sizes.evaluated_numbers
     executor: Executor
     if stacked is not None:
         stacked.evaluated_numbers = plan.sizes.evaluated_numbers
-        executor = Stacked(stacked, federation, planner, runs, memories, plan, ranks)
+        executor = Stacked(stacked, federation, planner, runs, memories, plan, ranks, compression)
     else:
-        executor = Loop(plain, federation, planner, runs, memories, plan)
+        executor = Loop(plain, federation, planner, runs, memories, plan, compression)
     settings = resolved_settings(settings, machine, plan)
-    return BuiltEngine(settings, plan, federation, planner, plain, stacked, x, memories, executor)
+    made = settings, plan, federation, planner, plain, stacked, x, memories, executor
+    return BuiltEngine(*made, compression)
 
 
 def _threads(plan: ExecutionPlan | Placement, count: int) -> AbstractContextManager[None]:
@@ -136,7 +145,7 @@ def _planned(
     placed: Placement,
 ) -> tuple[ExecutionPlan, StackedModel | None]:
     """The plan, and the stacked model if it has one."""
-    case = Case(settings, machine, _counts(plain, planner, runs))
+    case = Case(settings, machine, _counts(plain, planner, runs, coded=settings.codec is not None))
     stacked: StackedModel | None = None
     stacking: StackedCounts | str = why_not_stacked(case)
     if not stacking:
@@ -170,10 +179,11 @@ def _stacked(
     return stacked
 
 
-def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run]) -> Counts:
+def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run], *, coded: bool) -> Counts:
     solver, size, kinds = planner.solver, planner.federation.train, [type(run.algorithm) for run in runs]
     steps = solver.local_steps(solver.work[1], -(-size // solver.batch_size))
     keeping = sum(issubclass(kind, MemoryAlgorithm | PersonalAlgorithm) for kind in kinds)
+    keeping += len(runs) if coded else 0
     return Counts(
         rows=planner.participants * len(runs),
         repeats=planner.repeats,

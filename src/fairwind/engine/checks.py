@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairwind.aggregation import refuses
+from fairwind.codecs import check_coded
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.machine import Machine
@@ -22,6 +23,8 @@ def check_runs(runs: Sequence[Run], settings: Settings) -> None:
     for run in runs:
         whole(0, seed=run.seed)
         in_range(0, 2**32, seed=run.seed)
+        if settings.codec is not None:
+            check_coded(run.algorithm)
         if not tells_steps and refuses(run.algorithm, steps=torch.nan):
             raise InputError(
                 f"{run.label} divides by its clients' steps (‖a‖₁), which {solver.name} does not have: "

@@ -8,6 +8,7 @@ from typing import Literal, TypedDict, get_args
 import torch
 from torch import nn
 
+from fairwind.codecs import codec_of
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, in_range, positive, store_python_numbers, whole
 from fairwind.scores import Score
@@ -43,6 +44,9 @@ class Settings:
     """Number of clients that train in a round, instead of a share."""
     probe_samples: int | None = None
     """Samples on which clients measure loss and gradient before training (all if not given)."""
+    codec: str | None = None
+    """How clients send updates in fewer bytes: bf16, int8, or topk:share=0.01; what is left out is added to a
+    client's next update."""
     eval_every: int = field(default=10, metadata=HISTORY)
     """Rounds between evaluations of all clients, on their validation samples, or test samples if there are
     none."""
@@ -89,6 +93,8 @@ class Settings:
             )
         if self.probe_samples is not None:
             whole(1, probe_samples=self.probe_samples)
+        if self.codec is not None:
+            object.__setattr__(self, "codec", codec_of(self.codec).name)
         if self.memory is not None:
             positive(memory=self.memory)
             in_range(0, LARGEST, memory=self.memory)
@@ -123,6 +129,7 @@ class Options(TypedDict, total=False):
     participation: float
     clients_per_round: int | None
     probe_samples: int | None
+    codec: str | None
     eval_every: int
     target: float | None
     patience: int | None

@@ -71,7 +71,8 @@ class Simulation:
             plan=plan,
         )
         self.settings, self.plan, self.federation, self.planner, *_ = self.engine
-        *_, self.plain, self.stacked, self.x, self.memories, self.executor = self.engine
+        *_, self.plain, self.stacked, self.x, self.memories, self.executor, compression = self.engine
+        self.left_out_of_updates = {} if compression is None else compression.errors.values
         self.layout = self.plain.layout
         self.scores = self.plain.judges
         self.settings.check_target(self.scores[0])
@@ -264,7 +265,7 @@ class Simulation:
         tensors: dict[str, Tensor] = {}
         for name, value in whole.tensors.items():
             kind, _, rest = name.partition(".")
-            if kind in ("memory", "state"):
+            if kind in ("memory", "error", "state"):
                 run, _, rest = rest.partition(".")
                 if int(run) in runs:
                     tensors[".".join(filter(None, (kind, str(runs.index(int(run))), rest)))] = value
@@ -282,6 +283,7 @@ class Simulation:
         names = "x", "loss0", "left_out", "stalled", "lowest"
         tensors = {name: getattr(self, name) for name in names}
         tensors |= {f"memory.{r}": kept for r, kept in self.memories.values.items()}
+        tensors |= {f"error.{r}": left_out for r, left_out in self.left_out_of_updates.items()}
         for r, state in enumerate(self.states):
             tensors |= {f"state.{r}.{name}": value for name, value in state._asdict().items()}
         return tensors

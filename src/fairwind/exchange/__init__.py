@@ -26,6 +26,7 @@ shares add up to the whole. With `Privacy` other bounds take the place of these:
 
 from fairwind.exchange.bounds import UNBOUNDED, Bounds
 from fairwind.exchange.client import LocalClient
+from fairwind.exchange.compression import compress
 from fairwind.exchange.evaluation import Evaluations, Judged
 from fairwind.exchange.kept import Kept
 from fairwind.exchange.message import Form, RefusedError, Reply, Request, arrays_of, sums_form
@@ -50,6 +51,7 @@ __all__ = [
     "Request",
     "Round",
     "arrays_of",
+    "compress",
     "report_update",
     "sums_form",
 ]

@@ -4,6 +4,7 @@ import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from fairwind.runs.environment import environment
 from fairwind.runs.files import HISTORY, RECIPE, is_sealed, read_json, sealed, write_atomic, write_json
 from fairwind.runs.folder import CHECKPOINTS, FEDERATED, held
 from fairwind.runs.results import results_of, run_row, timing
-from fairwind.runs.schema import FederatedConfig, FederationFacts, ResultsFile
+from fairwind.runs.schema import FederatedConfig, FederationFacts, ResultsFile, TotalCost
 from fairwind.runs.seals import finish, history_lines
 
 
@@ -36,6 +37,8 @@ def owner_of(
     }
     if aggregator.clients is not None:
         owner["clients"] = aggregator.clients
+    if aggregator.codec:
+        owner["codec"] = aggregator.codec.name
     if privacy:
         owner["privacy"] = privacy.described()
     return owner
@@ -103,6 +106,7 @@ class FederatedRun:
                 aggregator.round,
                 left_out=aggregator.left_out,
                 stalled=aggregator.stalled,
+                cost=cast(TotalCost, aggregator.bytes.named()),
                 model=view.model,
                 privacy=aggregator.accountant.described() if aggregator.accountant else None,
             )

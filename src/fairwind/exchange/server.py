@@ -44,13 +44,16 @@ from fairwind.exchange.message import (
     SHARED,
     WEIGHTS,
     Arrays,
+    Bytes,
     Phase,
     RefusedError,
     Reply,
     Request,
     Sends,
+    array_bytes,
     arrays_of,
     check_one_sum,
+    codec_for,
     corrects,
     gradient_form,
     keeps,
@@ -75,6 +78,17 @@ class Round:
     capped: dict[str, dict[str, float]] = field(default_factory=dict)  # by what, and client: the cap's factor
     moved: bool = False  # whether the model did
     blame: str = ""  # why it did not, where there was something to step with
+
+    def counts(self) -> dict[str, int]:
+        """How many clients counted, and how."""
+        capped = {client for each in self.capped.values() for client in each}
+        return {
+            "used": self.used,
+            "refused": len(self.refused),
+            "bounded": len(self.bounded),
+            "capped": len(capped),
+            "moved": int(self.moved),
+        }
 
     def lines(self) -> list[str]:
         """Log messages, one for each client and reason."""
@@ -102,11 +116,13 @@ class Aggregator:
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
+        codec: str | None = None,
     ):
         """From the model x (P,). `sends` is what clients are asked for; see the package.
 
         `clients` is how many there are, whether or not they are there: some algorithms count on it. With
-        `privacy`, bounds must be left out: they depend on other clients, and its own take their place.
+        `privacy`, bounds must be left out: they depend on other clients, and its own take their place. By a
+        `codec`, clients send their updates in fewer bytes.
         """
         self.algorithm, self.layout, self.sends = algorithm, layout, sends
         if privacy is not None and bounds not in (None, UNBOUNDED):
@@ -120,7 +136,10 @@ class Aggregator:
         self.clients = clients if counts_clients(algorithm) else None
         self.privacy, self.bounds = privacy, bounds or (UNBOUNDED if privacy else Bounds())
         self.accountant = None if privacy is None else Accountant(privacy)
-        self.form = report_form(layout, algorithm.probe, keeps=keeps(algorithm))
+        if codec is not None and privacy is not None:  # what was left out tells who took part before
+            raise InputError("privacy is for clients that keep nothing between rounds: leave out codec")
+        self.codec = None if codec is None else codec_for(codec, algorithm, sends)
+        self.form = report_form(layout, algorithm.probe, keeps=keeps(algorithm), codec=self.codec)
         self.sums: Any = None  # their type, where clients contribute to any
         if not isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
             self.sums = sums_record(algorithm)
@@ -135,7 +154,9 @@ class Aggregator:
         self.kept: dict[str, int] = {}  # by client that keeps a vector: its last round that counted
         self.numbers: dict[str, int] = {}  # of clients, among all, as they came
         self.left_out, self.stalled = 0, 0
-        self.last: Round | None = None  # the round that ended last
+        self.bytes = Bytes()
+        self.last: Round | None = None  # the round that ended last,
+        self.told: dict[str, int] = {}  # and its numbers, which a checkpoint holds, too
         self.begin()
 
     def begin_from(self, x: Tensor) -> None:
@@ -230,8 +251,15 @@ class Aggregator:
         summed, count = (sum(known), len(known)) if self.sends == "report" else self.first_sum
         return summed / count if count else None
 
+    def sent(self, requests: Iterable[Request]) -> None:
+        """Counts what clients are sent."""
+        for request in requests:
+            size = array_bytes(*request.vectors.values())
+            self.bytes = self.bytes.plus(**{"evaluation" if request.phase == "evaluate" else "down": size})
+
     def accept(self, client: str, reply: Reply) -> str:
         """Adds a client's reply to this phase of the round; returns why it is refused, or nothing."""
+        self.bytes = self.bytes.plus(up=reply.bytes)
         try:
             if client in self.current.refused or client in self.counted:
                 raise RefusedError("it has replied to this round before")
@@ -274,7 +302,7 @@ class Aggregator:
     def _add(self, client: str, reply: Reply) -> None:
         if self.gradient is not None and client not in self.measured:
             raise RefusedError("it sent no gradient before")
-        vector, length = self.form.vector(reply.arrays)
+        vector, length = self.form.update(reply.arrays)
         numbers = self.form.checked(reply.numbers)
         second = self._read_second(reply.second)
         if self.sends == "sums":
@@ -377,10 +405,11 @@ class Aggregator:
         self._number_clients()
         self.left_out += len(done.refused)
         self.stalled += not done.moved
-        if keeps(self.algorithm):  # only with the round's number: another try at it begins from the same
+        if keeps(self.algorithm) or self.codec:  # with the round's number: another try begins from the same
             self.kept |= dict.fromkeys(self.counted, self.round)
         self.round += 1
-        self.last = done
+        sent = {"bytes_up": self.bytes.up, "bytes_down": self.bytes.down}
+        self.last, self.told = done, done.counts() | sent
         self.begin()
         return done
 
@@ -420,19 +449,10 @@ class Aggregator:
 
     def counts(self) -> dict[str, float]:
         """The last round in numbers: clients, what the server adapts by, and the privacy spent so far."""
-        done = self.last
-        if done is None:
+        if not self.told:
             return self.spent()
-        capped = {client for each in done.capped.values() for client in each}
-        clients = {
-            "used": done.used,
-            "refused": len(done.refused),
-            "bounded": len(done.bounded),
-            "capped": len(capped),
-            "moved": int(done.moved),
-        }
         state = {name: float(value) for name, value in self.state._asdict().items() if value.ndim == 0}
-        return clients | state | self.spent()
+        return self.told | state | self.spent()
 
     def spent(self) -> dict[str, float]:
         """What privacy was spent so far, and its settings; nothing without privacy."""
@@ -452,6 +472,8 @@ class Aggregator:
             "seen": self.seen.numbers,
             "left_out": self.left_out,
             "stalled": self.stalled,
+            "bytes": self.bytes,
+            "told": self.told,
             "training": self.training,
             "kept": self.kept,
             "numbers": self.numbers,
@@ -469,6 +491,7 @@ class Aggregator:
         self.first_sum = float(first_sum[0]), float(first_sum[1])
         self.seen = Seen(record["seen"])
         self.left_out, self.stalled = record["left_out"], record["stalled"]
+        self.bytes, self.told = Bytes(*record.get("bytes", ())), dict(record.get("told", {}))
         self.training = record.get("training", self.training)  # checkpoints of version 0.1 have none
         self.kept, self.numbers = dict(record.get("kept", {})), dict(record.get("numbers", {}))
         if self.first_model is not None:

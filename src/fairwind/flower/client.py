@@ -68,7 +68,7 @@ def local_clients(
     made: dict[tuple[Any, ...], LocalClient] = {}  # the newest last
 
     def client_of(context: Context, config: Mapping[str, Any]) -> LocalClient:
-        said = str(config["algorithm"]), str(config["sends"]), int(config["seed"])
+        said = str(config["algorithm"]), str(config["sends"]), int(config["seed"]), config.get("codec")
         key = context.node_id, *said
         if key not in made:
             while len(made) >= KEPT:
@@ -88,6 +88,7 @@ def local_clients(
                 seed=said[2],
                 settings=settings,
                 sends="sums" if said[1] == "sums" else "report",
+                codec=None if said[3] is None else str(said[3]),
             )
         return made[key]
 

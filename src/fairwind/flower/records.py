@@ -12,7 +12,8 @@ from fairwind.exchange.message import WEIGHTS, Arrays, Phase, RefusedError, Repl
 
 # Names of records; `JUDGED` is an evaluation beside what was trained.
 ARRAYS, METRICS, CONFIG, SECOND, JUDGED = "arrays", "metrics", "config", "second", "judged"
-KEPT = "fairwind"  # what those of a node's state begin with
+KEPT = "fairwind"  # what those of a node's state begin with,
+CODED = f"{KEPT}-coded"  # and of these what a codec left out
 SIZES = ("num-examples", "train-examples")
 FURTHER = "further-"  # what a further model's numbers begin with
 
@@ -67,10 +68,15 @@ def kept_in(state: RecordDict) -> Kept:
     """What a node's state keeps."""
     if KEPT not in state:
         return Kept()
-    said, begin = dict(_one(state, KEPT, ConfigRecord)), f"{KEPT}-"
-    first, names = said.get("first-loss"), [name for name in state if name.startswith(begin)]
-    vectors = {int(name.removeprefix(begin)): arrays_in(state, name) for name in names}
-    return Kept(str(said["training"]), None if first is None else float(first), vectors)
+    said = dict(_one(state, KEPT, ConfigRecord))
+    first = said.get("first-loss")
+    vectors: dict[int, Arrays] = {}
+    left_out: dict[int, Arrays] = {}
+    for name in state:
+        kind, _, number = name.rpartition("-")
+        if kind in (KEPT, CODED):
+            (vectors if kind == KEPT else left_out)[int(number)] = arrays_in(state, name)
+    return Kept(str(said["training"]), None if first is None else float(first), vectors, left_out)
 
 
 def keep_in(state: RecordDict, kept: Kept) -> None:
@@ -79,8 +85,9 @@ def keep_in(state: RecordDict, kept: Kept) -> None:
         del state[name]
     first = {} if kept.first_loss is None else {"first-loss": kept.first_loss}
     state[KEPT] = ConfigRecord({"training": kept.training, **first})
-    for number, arrays in kept.vectors.items():
-        state[f"{KEPT}-{number}"] = to_record(arrays)
+    for kind, vectors in ((KEPT, kept.vectors), (CODED, kept.left_out)):
+        for number, arrays in vectors.items():
+            state[f"{kind}-{number}"] = to_record(arrays)
 
 
 def arrays_in(content: RecordDict, name: str = ARRAYS) -> Arrays:

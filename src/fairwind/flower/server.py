@@ -34,6 +34,7 @@ STRATEGY: dict[str, Callable[[Any], Any]] = {
     "clients": int,
     "clients-per-round": int,
     "sends": str,
+    "codec": str,
     "out": str,
     "track": str,
 }
@@ -44,8 +45,8 @@ def server_app(model: Task | Model, **options: Any) -> ServerApp:
 
     The run config may say `algorithm` (adafedadam, or any spec), `alpha`, `num-server-rounds` and `timeout`
     (seconds for the replies of a round), `share` (of the weight that a client may have); and seed, min-nodes,
-    eval-every, evaluate-in-training, clients, clients-per-round, sends, out and track, which mean what they
-    mean to `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise, -delta and
+    eval-every, evaluate-in-training, clients, clients-per-round, sends, codec, out and track, which mean what
+    they mean to `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise, -delta and
     -further are those of `Privacy`.
     """
     app = ServerApp()

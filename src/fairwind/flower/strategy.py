@@ -54,6 +54,7 @@ class AlgorithmStrategy(Strategy):
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
+        codec: str | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
         min_nodes: int = 2,
@@ -69,8 +70,8 @@ class AlgorithmStrategy(Strategy):
 
         A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed. With
         `out`, checkpoints, results and the report page go into that directory, and a training that was
-        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `track`
-        names trackers, such as "mlflow:FOLDER".
+        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean, and
+        `fairwind.codecs` what a `codec` is. `track` names trackers, such as "mlflow:FOLDER".
 
         With `evaluate_in_training`, a round's model is evaluated by the nodes that train in the next one, in
         the same message. The last round's is evaluated by all nodes.
@@ -86,9 +87,8 @@ class AlgorithmStrategy(Strategy):
         x = self.layout.flatten(self.module)
         if clients is None and isinstance(model, Task) and len(model.federation) > 1:
             clients = len(model.federation)
-        self.aggregator = Aggregator(
-            self.algorithm, self.layout, x, clients=clients, bounds=bounds, sends=sends, privacy=privacy
-        )
+        how: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy, "codec": codec}
+        self.aggregator = Aggregator(self.algorithm, self.layout, x, clients=clients, **how)
         self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed, self.algorithm)
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
         self.eval_every, self.evaluate_in_training = eval_every, evaluate_in_training
@@ -134,6 +134,7 @@ class AlgorithmStrategy(Strategy):
             content = {ARRAYS if name == WEIGHTS else name: records[name] for name in request.vectors}
             kind = MessageType.EVALUATE if phase == "evaluate" else MessageType.TRAIN
             messages.append(Message(RecordDict({**content, CONFIG: mine}), node, kind))
+        self.aggregator.sent(requests.values())
         if phase != "evaluate":
             self.asked = set(nodes)
         return messages
@@ -298,6 +299,8 @@ class AlgorithmStrategy(Strategy):
             "round": server_round - 1,  # Fairwind counts from 0
             "server-round": server_round,
         }
+        if self.aggregator.codec is not None:
+            said["codec"] = self.aggregator.codec.name
         return ConfigRecord({**config, **said})
 
     def _read(self, node: int, content: RecordDict) -> Reply:

@@ -43,6 +43,8 @@ class WeightsStrategy(AlgorithmStrategy):
             raise InputError(
                 "apps of one's own evaluate when they are asked to: leave out evaluate_in_training"
             )
+        if options.get("codec") is not None:
+            raise InputError("apps of one's own send weights, which no codec is for: leave out codec")
         super().__init__(algorithm, model, **options)
         if keeps(self.algorithm) or isinstance(self.algorithm, GradientAlgorithm):
             raise InputError(

@@ -1,6 +1,7 @@
 """An algorithm's server as NVFLARE's aggregator: replies are added up as they come."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
@@ -31,10 +32,11 @@ class AlgorithmAggregator(ModelAggregator):
         clients: int | None = None,
         bounds: Bounds | None = None,
         sends: Sends = "report",
+        codec: str | None = None,
     ):
         """Of the task only the model is used, and how many clients it has, if several and not told.
 
-        `fairwind.exchange` says what `bounds` and `sends` mean.
+        `fairwind.exchange` says what `bounds` and `sends` mean, and `fairwind.codecs` what a `codec` is.
         """
         super().__init__()
         self.algorithm = build_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
@@ -44,7 +46,8 @@ class AlgorithmAggregator(ModelAggregator):
         x = self.layout.flatten(self.module)
         if clients is None and len(task.federation) > 1:
             clients = len(task.federation)
-        self.server = Aggregator(self.algorithm, self.layout, x, clients=clients, bounds=bounds, sends=sends)
+        how: dict[str, Any] = {"bounds": bounds, "sends": sends, "codec": codec}
+        self.server = Aggregator(self.algorithm, self.layout, x, clients=clients, **how)
         self.asked: set[str] = set()  # clients of the round; who sends nothing is named
 
     def model(self, phase: Phase | None = None, clients: Iterable[str] = ()) -> FLModel:
@@ -56,10 +59,18 @@ class AlgorithmAggregator(ModelAggregator):
         said |= {"round": request.round, "phase": request.phase, "training": request.training}
         said["vectors"] = {name: each for name, each in request.vectors.items() if name != WEIGHTS}
         said["kept"] = dict(server.kept)
+        if server.codec is not None:
+            said["codec"] = server.codec.name
         if server.round:  # the server holds each to what it said first
             said["first-loss"] = server.first_loss("")
         meta = {SAID: said}
         return FLModel(ParamsType.FULL, server.weights(), current_round=server.round, meta=meta)
+
+    def sent(self, clients: Iterable[str], phase: Phase | None = None) -> None:
+        """Counts what clients are sent, all the same."""
+        asked = sorted(clients)
+        one = min(asked, key=self.server.kept.__contains__, default="")
+        self.server.sent([self.server.requests([one], phase)[one]] * len(asked))
 
     def reset_stats(self) -> None:
         """Begins a round."""

@@ -32,6 +32,7 @@ class AlgorithmController(FedAvg):
         seed: int = 0,
         bounds: Bounds | dict[str, float] | None = None,
         sends: Sends = "report",
+        codec: str | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
         eval_every: int = 1,
@@ -52,7 +53,7 @@ class AlgorithmController(FedAvg):
             num_clients=clients_per_round, num_rounds=num_rounds, persistor_id="", ignore_result_error=True
         )
         # By these names, as JSON, a job is exported, and made anew at the server.
-        self.task, self.algorithm, self.seed, self.sends = task, algorithm, seed, sends
+        self.task, self.algorithm, self.seed, self.sends, self.codec = task, algorithm, seed, sends, codec
         self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
         self.clients, self.clients_per_round, self.eval_every = clients, clients_per_round, eval_every
         self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
@@ -61,8 +62,9 @@ class AlgorithmController(FedAvg):
         """Trains the rounds that are left."""
         task = find_task(self.task)
         bounds = Bounds(**self.bounds) if self.bounds else None
+        how: dict[str, Any] = {"bounds": bounds, "sends": self.sends, "codec": self.codec}
         self.aggregator = AlgorithmAggregator(
-            task, self.algorithm, seed=self.seed, clients=self.clients, bounds=bounds, sends=self.sends
+            task, self.algorithm, seed=self.seed, clients=self.clients, **how
         )
         scores = scores_of(task, self.aggregator.module)
         self.evaluations = Evaluations(
@@ -112,10 +114,12 @@ class AlgorithmController(FedAvg):
         if aggregator.server.phase == "gradient":
             first = self._phase(given, targets) | {"callback": aggregator.accept_model}
             super().send_model(**first, timeout=self.timeout)
+            aggregator.sent(targets)
             while self.get_num_standing_tasks() and not self.abort_signal.triggered:
                 time.sleep(self._task_check_period)
             targets = sorted(aggregator.server.turn())
         if targets:  # to nobody would be to all
+            aggregator.sent(targets)
             super().send_model(**self._phase(given, targets), timeout=self.timeout)
 
     def _phase(self, given: dict[str, Any], targets: list[str]) -> dict[str, Any]:
@@ -126,7 +130,9 @@ class AlgorithmController(FedAvg):
 
     def _evaluate(self) -> None:
         task, judged = AppConstants.TASK_VALIDATION, {}
-        model = self.aggregator.model("evaluate", [client.name for client in self.engine.get_clients()])
+        names = [client.name for client in self.engine.get_clients()]
+        model = self.aggregator.model("evaluate", names)
+        self.aggregator.sent(names, "evaluate")
         for reply in self.send_model_and_wait(task, model, timeout=self.timeout):
             client = str(reply.meta[CLIENT])
             try:

@@ -113,9 +113,10 @@ class SummaryRow(SummaryMetrics):
 class TotalCost(TypedDict):
     """What all clients of a run computed and sent."""
 
-    sample_gradients: float
+    sample_gradients: NotRequired[float]
     bytes_up: float
     bytes_down: float
+    bytes_evaluation: NotRequired[float]
 
 
 class PrivacyConfig(TypedDict):
@@ -185,6 +186,7 @@ class SettingsConfig(TypedDict):
     participation: float
     clients_per_round: int | None
     probe_samples: int | None
+    codec: str | None
     eval_every: int
     target: float | None
     patience: int | None
@@ -217,6 +219,7 @@ class FederatedConfig(TypedDict):
     bounds: dict[str, str]
     clients_per_round: int | None
     clients: NotRequired[int]
+    codec: NotRequired[str]
     privacy: NotRequired[PrivacyConfig]
 
 
