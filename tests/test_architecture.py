@@ -71,6 +71,7 @@ EXCHANGE = (
     ("privacy", "holding"),
     ("accounting",),
     ("client", "server"),
+    ("monitoring",),
     ("results",),
 )
 

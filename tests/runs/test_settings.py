@@ -28,7 +28,7 @@ def other(name: str) -> fw.Settings:
     if get_origin(kind) is Literal:
         value: Any = get_args(kind)[1]
     else:
-        value = {"solver": fw.Solver(lr=0.5), "device": "cuda:1", "participation": 0.5, "codec": "int8"}.get(
+        value = {"solver": fw.Solver(lr=0.5), "device": "cuda:1", "participation": 0.5, "codec": "int8", "selection": "size"}.get(
             name, 7
         )
     return replace(PLAIN, **{name: value})
@@ -78,6 +78,7 @@ NOTICED: dict[str, Any] = {
     "clients_per_round": 1,
     "probe_samples": 1,
     "codec": "int8",
+    "selection": "size",
     "target": -1.0,
     "patience": 1,
 }
@@ -87,6 +88,7 @@ NOTICED: dict[str, Any] = {
 def test_a_setting_that_decides_the_numbers_changes_them(ragged: fw.Federation, name: str) -> None:
     task = fw.Task(make_model, ragged, rounds=2)
     options: dict[str, Any] = {"progress": False, "eval_every": 1}
+    options |= {"participation": 0.5} if name == "selection" else {}  # else all take part
     plain = fw.simulate(task, "adafedadam", **options)
     changed = fw.simulate(task, "adafedadam", **options, **{name: NOTICED[name]})
     assert plain.rounds != changed.rounds or not torch.equal(plain.loss, changed.loss)

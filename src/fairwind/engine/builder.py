@@ -101,6 +101,7 @@ def build_engine(
         settings.clients_per_round,
         settings.probe_samples,
         first_client,
+        settings.selection,
     )
     with _threads(placed, 1):
         plain = PlainModel.fitted(first, federation, loss, score, planner.solver.batch_size, augment)

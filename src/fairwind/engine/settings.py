@@ -17,6 +17,7 @@ Model = nn.Module | Callable[[], nn.Module]
 Engine = Literal["auto", "stacked", "loop"]
 Switch = Literal["auto", "on", "off"]
 DataOn = Literal["auto", "device", "host"]
+ClientSelection = Literal["uniform", "size"]
 Precision = Literal["auto", "float32", "tf32", "bf16"]
 
 LARGEST = 2.0**20  # GiB
@@ -42,6 +43,8 @@ class Settings:
     """Share of the clients that train in a round."""
     clients_per_round: int | None = None
     """Number of clients that train in a round, instead of a share."""
+    selection: ClientSelection = "uniform"
+    """How these are drawn: uniform, all alike; or size, by their numbers of training samples."""
     probe_samples: int | None = None
     """Samples on which clients measure loss and gradient before training (all if not given)."""
     codec: str | None = None
@@ -105,6 +108,7 @@ class Settings:
         if self.workers is not None:
             whole(1, workers=self.workers)
         for name, value, known in (
+            ("selection", self.selection, get_args(ClientSelection)),
             ("engine", self.engine, get_args(Engine)),
             ("compile", self.compile, get_args(Switch)),
             ("precision", self.precision, get_args(Precision)),
@@ -128,6 +132,7 @@ class Options(TypedDict, total=False):
     solver: Solver | None
     participation: float
     clients_per_round: int | None
+    selection: ClientSelection
     probe_samples: int | None
     codec: str | None
     eval_every: int

@@ -94,6 +94,8 @@ class SecureStrategy(AlgorithmStrategy):
             )
         if options.get("evaluate_in_training"):
             raise InputError("masked replies hold no evaluation: leave out evaluate_in_training")
+        if options.get("over_selection") or options.get("selection", "uniform") != "uniform":
+            raise InputError("SecAgg+ adds up all who are asked, drawn alike: no over_selection or selection")
         super().__init__(algorithm, model, **{**options, "sends": "sums", "bounds": UNBOUNDED})
         self.scales = first_scales(self.aggregator.form)
         self.shares, self.threshold = shares, threshold

@@ -31,11 +31,15 @@ STRATEGY: dict[str, Callable[[Any], Any]] = {
     "min-nodes": int,
     "eval-every": int,
     "evaluate-in-training": switch,
+    "evaluate-share": float,
     "clients": int,
     "clients-per-round": int,
+    "over-selection": float,
+    "selection": str,
     "sends": str,
     "codec": str,
     "out": str,
+    "metrics": str,
     "track": str,
 }
 
@@ -44,10 +48,9 @@ def server_app(model: Task | Model, **options: Any) -> ServerApp:
     """The server's side of a training, of a task or a model.
 
     The run config may say `algorithm` (adafedadam, or any spec), `alpha`, `num-server-rounds` and `timeout`
-    (seconds for the replies of a round), `share` (of the weight that a client may have); and seed, min-nodes,
-    eval-every, evaluate-in-training, clients, clients-per-round, sends, codec, out and track, which mean what
-    they mean to `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise, -delta and
-    -further are those of `Privacy`.
+    (seconds for the replies of a round), `share` (of the weight that a client may have); and what is in
+    `STRATEGY`, which means what it means to `AlgorithmStrategy`, as do options given here. `privacy-clip`,
+    -weight, -noise, -delta and -further are those of `Privacy`.
     """
     app = ServerApp()
 

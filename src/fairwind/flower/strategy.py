@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -11,18 +11,20 @@ from torch import nn
 
 from fairwind import algorithms
 from fairwind.contract import AnyAlgorithm
+from fairwind.data.counter import EVALUATE, fold
 from fairwind.engine.checks import build
 from fairwind.engine.layout import Layout
-from fairwind.engine.settings import Model
+from fairwind.engine.settings import ClientSelection, Model
 from fairwind.engine.workers import keep_memory
-from fairwind.errors import first_line, python_numbers, whole
-from fairwind.exchange.bounds import Bounds
+from fairwind.errors import InputError, first_line, python_numbers, whole
+from fairwind.exchange.bounds import Bounds, within
 from fairwind.exchange.evaluation import Evaluations, Judged, check_judged, scores_of
 from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Reply, Sends
+from fairwind.exchange.monitoring import check_file, write_metrics
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun, owner_of
 from fairwind.exchange.server import Aggregator
-from fairwind.flower.nodes import LOG, Nodes
+from fairwind.flower.nodes import LOG, Nodes, select
 from fairwind.flower.records import (
     ARRAYS,
     CONFIG,
@@ -57,9 +59,13 @@ class AlgorithmStrategy(Strategy):
         codec: str | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
+        over_selection: float = 0.0,
+        selection: ClientSelection = "uniform",
         min_nodes: int = 2,
         eval_every: int = 1,
         evaluate_in_training: bool = False,
+        evaluate_share: float = 1.0,
+        metrics: str | Path | None = None,
         out: str | Path | None = None,
         track: Given = (),
     ):
@@ -68,13 +74,17 @@ class AlgorithmStrategy(Strategy):
         `clients` is how many there are, for algorithms that count on it; if left out, the task's, if these
         are several.
 
-        A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed. With
-        `out`, checkpoints, results and the report page go into that directory, and a training that was
+        A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed:
+        alike, or by their sizes with the `selection` "size". With `over_selection`, more are asked by that
+        share, and the round ends when `clients_per_round` have replied.
+
+        With `out`, checkpoints, results and the report page go into that directory, and a training that was
         stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean, and
         `fairwind.codecs` what a `codec` is. `track` names trackers, such as "mlflow:FOLDER".
 
         With `evaluate_in_training`, a round's model is evaluated by the nodes that train in the next one, in
-        the same message. The last round's is evaluated by all nodes.
+        the same message. The last round's is evaluated by all nodes. `evaluate_share` is the share of nodes,
+        drawn by the seed, that evaluate. `metrics` is a file for Prometheus (`fairwind.exchange.monitoring`).
         """
         given = seed, clients, clients_per_round, min_nodes, eval_every
         seed, clients, clients_per_round, min_nodes, eval_every = python_numbers(given)
@@ -90,7 +100,17 @@ class AlgorithmStrategy(Strategy):
         how: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy, "codec": codec}
         self.aggregator = Aggregator(self.algorithm, self.layout, x, clients=clients, **how)
         self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed, self.algorithm)
-        self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
+        spare, secret = python_numbers(over_selection), privacy is not None
+        self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=secret, spare=spare)
+        if selection not in get_args(ClientSelection):
+            raise InputError(f"selection={selection!r} is not one of {', '.join(get_args(ClientSelection))}")
+        if selection == "size" and secret:
+            raise InputError("privacy is accounted for nodes that are drawn alike: leave out selection")
+        self.selection = selection
+        self.evaluate_share = float(python_numbers(evaluate_share))
+        if not 0 < self.evaluate_share <= 1:
+            raise InputError(f"evaluate_share={evaluate_share} is out of range: it is a share, in (0, 1]")
+        self.metrics_file = None if metrics is None else check_file(metrics)
         self.eval_every, self.evaluate_in_training = eval_every, evaluate_in_training
         self.out = None if out is None else Path(out)
         self.tracking = Tracking(track)
@@ -112,10 +132,19 @@ class AlgorithmStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """A message for each client of a round: model, round, and what it may have forgotten."""
-        nodes = self.nodes.sample(grid, server_round)
+        nodes = self.nodes.sample(grid, server_round, self._sizes())
         self.aggregator.begin((len(nodes), self.nodes.connected))
         self.judged = {}
         return self._asking(nodes, server_round, config)
+
+    def _sizes(self) -> dict[str, float] | None:
+        """The sizes that nodes are drawn by, if not all alike, within the bounds."""
+        if self.selection == "uniform":
+            return None
+        known = {node: float(train) for node, (_, train) in self.evaluations.sizes.items() if train > 0}
+        known |= {node: each["size"] for node, each in self.aggregator.seen.numbers.items() if "size" in each}
+        bounded = within(list(known.values()), self.aggregator.bounds.size)
+        return dict(zip(known, bounded, strict=True))
 
     def _asking(
         self, nodes: list[int], server_round: int, config: ConfigRecord, phase: Phase | None = None
@@ -153,7 +182,7 @@ class AlgorithmStrategy(Strategy):
 
     def _accept(self, server_round: int, replies: Iterable[Message]) -> None:
         """Hands replies to the aggregator, and whose cannot be used."""
-        waiting = set(self.asked)
+        waiting, wanted = set(self.asked), self.nodes.wanted
         for message in replies:
             node = self.nodes.sender(message)
             if node not in waiting:
@@ -172,8 +201,12 @@ class AlgorithmStrategy(Strategy):
             self.aggregator.accept(str(node), reply)
             if self._judges(server_round) and JUDGED in message.content:
                 self._note_judged(server_round - 1, message, JUDGED)
+            if wanted is not None and len(self.aggregator.counted) >= wanted:
+                break
+        enough = wanted is not None and len(self.aggregator.counted) >= wanted
+        late = f"it is late: {wanted} others have replied" if enough else "it did not reply in time"
         for node in sorted(waiting):
-            self.aggregator.refuse(str(node), "it did not reply in time")
+            self.aggregator.refuse(str(node), late)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -182,7 +215,11 @@ class AlgorithmStrategy(Strategy):
         self.judged = {}
         if server_round % self.eval_every:
             return []
-        return self._asking(sorted(grid.get_node_ids()), server_round, config, "evaluate")
+        nodes = sorted(grid.get_node_ids())
+        if self.evaluate_share < 1:
+            count = max(1, round(self.evaluate_share * len(nodes)))
+            nodes = select(nodes, count, fold(EVALUATE, self.seed), server_round)
+        return self._asking(nodes, server_round, config, "evaluate")
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average, STD, worst 30 % and more, over the scores of the nodes."""
@@ -273,6 +310,8 @@ class AlgorithmStrategy(Strategy):
                     evaluate(number)
                 if run is not None:
                     run.save()
+                if self.metrics_file is not None:
+                    write_metrics(self.metrics_file, self.aggregator, self.evaluations)
             self.tracking.finish(self._report(run) if run is not None else None)
         finally:
             self.tracking.close()
@@ -308,7 +347,10 @@ class AlgorithmStrategy(Strategy):
 
     def _owner(self) -> FederatedConfig:
         trained = self.aggregator, self.evaluations
-        return owner_of(*trained, task=self.task, clients_per_round=self.nodes.per_round)
+        owner = owner_of(*trained, task=self.task, clients_per_round=self.nodes.per_round)
+        if self.selection != "uniform":
+            owner["selection"] = self.selection
+        return owner
 
     def _begin_tracking(self) -> None:
         evaluations = self.evaluations

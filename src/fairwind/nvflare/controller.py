@@ -5,15 +5,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
 
-from fairwind.data.counter import PARTICIPATE, fold, mix
+from fairwind.data.counter import PARTICIPATE, draw, fold, mix
 from fairwind.errors import python_numbers, whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, check_judged, scores_of
 from fairwind.exchange.message import RefusedError, Sends
+from fairwind.exchange.monitoring import check_file, write_metrics
 from fairwind.exchange.results import FederatedRun, owner_of
 from fairwind.nvflare.aggregator import AlgorithmAggregator
 from fairwind.nvflare.client import find_task
@@ -37,6 +39,7 @@ class AlgorithmController(FedAvg):
         clients_per_round: int | None = None,
         eval_every: int = 1,
         timeout: int = 0,
+        metrics: str | None = None,
         out: str | None = None,
     ):
         """For a task by its spec or reference; only its model and scores are used at the server.
@@ -44,7 +47,7 @@ class AlgorithmController(FedAvg):
         `clients` is how many there are, for algorithms that count on it; if left out, the task's, if these
         are several. A round takes all, or some drawn by the seed, and waits `timeout` seconds for them, or
         until all have replied. With `out`, checkpoints, results and the report page go into that directory,
-        and a training that was stopped there goes on.
+        and a training that was stopped there goes on. `metrics` is a file for Prometheus.
         """
         numbers = num_rounds, seed, clients, clients_per_round, eval_every, timeout
         num_rounds, seed, clients, clients_per_round, eval_every, timeout = python_numbers(numbers)
@@ -56,10 +59,12 @@ class AlgorithmController(FedAvg):
         self.task, self.algorithm, self.seed, self.sends, self.codec = task, algorithm, seed, sends, codec
         self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
         self.clients, self.clients_per_round, self.eval_every = clients, clients_per_round, eval_every
-        self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
+        self.num_rounds, self.timeout, self.metrics, self.out = num_rounds, timeout, metrics, out
 
     def run(self) -> None:
         """Trains the rounds that are left."""
+        if self.metrics is not None:
+            check_file(self.metrics)
         task = find_task(self.task)
         bounds = Bounds(**self.bounds) if self.bounds else None
         how: dict[str, Any] = {"bounds": bounds, "sends": self.sends, "codec": self.codec}
@@ -97,14 +102,16 @@ class AlgorithmController(FedAvg):
             self._evaluate()
         if self.kept is not None:
             self.kept.save()
+        if self.metrics is not None:
+            write_metrics(check_file(self.metrics), self.aggregator.server, self.evaluations)
 
     def sample_clients(self, num_clients: int | None = None) -> list[str]:
         """Those that train in a round."""
         names = sorted(client.name for client in self.engine.get_clients())
         if num_clients is not None and num_clients < len(names):
             key = fold(PARTICIPATE, self.seed, self.aggregator.server.round)
-            drawn = sorted(range(len(names)), key=lambda place: mix(key, place))[:num_clients]
-            names = [names[place] for place in sorted(drawn)]
+            chosen = draw(mix(key, torch.arange(len(names))), num_clients)
+            names = [names[place] for place in chosen.tolist()]
         self.aggregator.asked = set(names)
         return names
 

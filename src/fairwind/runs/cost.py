@@ -8,11 +8,13 @@ from torch import Tensor
 
 from fairwind.codecs import codec_of
 from fairwind.contract import AnyAlgorithm, GradientAlgorithm, MemoryAlgorithm, PersonalAlgorithm
+from fairwind.data.counter import draw
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
 from fairwind.runs.schema import RunRow, TotalCost
 
 BYTES = 4  # of a parameter, float32
+DRAWS = 200  # of participants that are not drawn alike, over which their shares are averaged
 
 
 class Cost(NamedTuple):
@@ -56,8 +58,12 @@ def round_cost(algorithm: AnyAlgorithm, train: Tensor, settings: Settings, param
         up = down = 0
     elif isinstance(algorithm, PersonalAlgorithm):
         trained = 2 * trained  # the personal model takes as many steps
-    share = participants / clients
-    return Cost(share * float((trained + probed).sum()), up * participants, down * participants)
+    share: float | Tensor = participants / clients
+    if settings.selection == "size":
+        hashes = torch.randint(2**32, (DRAWS, clients), generator=torch.Generator().manual_seed(0))
+        chosen = torch.cat([draw(each, participants, train.double()) for each in hashes])
+        share = torch.bincount(chosen, minlength=clients) / DRAWS
+    return Cost(float((share * (trained + probed)).sum()), up * participants, down * participants)
 
 
 def _trained(train: Tensor, solver: Solver) -> Tensor:

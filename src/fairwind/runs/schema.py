@@ -185,6 +185,7 @@ class SettingsConfig(TypedDict):
     solver: SolverConfig
     participation: float
     clients_per_round: int | None
+    selection: str
     probe_samples: int | None
     codec: str | None
     eval_every: int
@@ -218,6 +219,7 @@ class FederatedConfig(TypedDict):
     sends: str
     bounds: dict[str, str]
     clients_per_round: int | None
+    selection: NotRequired[str]
     clients: NotRequired[int]
     codec: NotRequired[str]
     privacy: NotRequired[PrivacyConfig]
