@@ -1,6 +1,6 @@
 """What a codec of updates saves, and what it costs: bytes a round, and accuracy after the same rounds.
 
-    python benchmarks/codecs.py [--tasks synthetic femnist] [--seeds 0 1 2] [--data-dir DIR] [--json FILE]
+    python benchmarks/wire.py [--tasks synthetic femnist] [--seeds 0 1 2] [--data-dir DIR] [--json FILE]
 
 FEMNIST is that of 40 writers, with its MLP. Results are of test samples after the last round.
 """
@@ -62,9 +62,9 @@ def main() -> None:
         task = tasks[name](given.data_dir)
         for codec in CODECS:
             rows += measure(name, task, codec, given.seeds)
-    if given.json:
-        about = {"environment": environment("cpu"), "rounds": ROUNDS, "seeds": given.seeds}
-        given.json.write_text(json.dumps(about | {"results": rows}, indent=1) + "\n")
+            if given.json:
+                about = {"environment": environment("cpu"), "rounds": ROUNDS, "seeds": given.seeds}
+                given.json.write_text(json.dumps(about | {"results": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
