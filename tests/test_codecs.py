@@ -22,6 +22,10 @@ VECTORS = st.one_of(
 )
 
 
+def test_every_codec_is_tested() -> None:
+    assert {spec.partition(":")[0] for spec in SPECS} == set(CODECS)
+
+
 def sent(codec: Codec, v: Tensor) -> Tensor:
     return decoded(codec, codec.encode(v), v)
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from fairwind.contract import TYPES, GradientAlgorithm, MemoryAlgorithm
+from fairwind.engine.backends.backend import HANDWRITTEN, Handwritten
+from fairwind.engine.backends.classifier import Classifier
 from fairwind.engine.plan import Decision, Gradients, Graphs, Place, Steps
 from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
@@ -67,6 +69,7 @@ class Path(NamedTuple):
     work: tuple[str, ...] = tuple(WORK)  # for which it is taken
     never: tuple[str, ...] = ()  # algorithms that do not take it
     graphs: Graphs = "none"  # what a stand-in for CUDA graphs records, which a plan for a CPU never has
+    code: type[Handwritten] | None = None  # what computes hand-written steps
 
 
 def linear_model() -> nn.Module:
@@ -77,6 +80,15 @@ def in_chunks(made: Simulation) -> bool:
     executor: Any = made.executor
     kinds = ("training", "corrected", "personal")
     return any(len(executor.cutter.cut(kind, executor.cutter.rows(kind))) > 2 for kind in kinds)
+
+
+def computed_by(code: type[Handwritten]) -> Callable[[Simulation], bool]:
+    def shown(made: Simulation) -> bool:
+        executor: Any = made.executor
+        workspaces = [each for states in executor.workers.states for each in states.values()]
+        return any(isinstance(workspace.compiled, code) for workspace in workspaces)
+
+    return shown
 
 
 def replayed(graphs: str) -> Callable[[Simulation], bool]:
@@ -127,6 +139,8 @@ EAGER = {
     "hand-written": Path(
         ON | TWO,
         {"steps": "hand-written"},
+        shown=computed_by(Classifier),
+        code=Classifier,
         model=linear_model,
         work=("epoch", "drawn epochs of some", "topk"),
         never=("scaled", "mime"),
@@ -142,6 +156,10 @@ PATHS = EAGER | AHEAD_OF_TIME
 CPU_ONLY = ("workers", "factors", "host and workers", "loop and workers", "hand-written")
 
 Numbers = dict[tuple[str, int], dict[str, Tensor]]  # by label and seed
+
+
+def test_all_hand_written_code_is_a_path_here() -> None:
+    assert {path.code for path in PATHS.values()} - {None} == set(HANDWRITTEN)
 
 
 def test_every_value_of_a_plan_is_a_path_here() -> None:

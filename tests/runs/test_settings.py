@@ -28,9 +28,8 @@ def other(name: str) -> fw.Settings:
     if get_origin(kind) is Literal:
         value: Any = get_args(kind)[1]
     else:
-        value = {"solver": fw.Solver(lr=0.5), "device": "cuda:1", "participation": 0.5, "codec": "int8", "selection": "size"}.get(
-            name, 7
-        )
+        own = {"solver": fw.Solver(lr=0.5), "device": "cuda:1", "participation": 0.5, "codec": "int8"}
+        value = own.get(name, 7)
     return replace(PLAIN, **{name: value})
 
 

@@ -1,5 +1,6 @@
 import math
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 
 from fairwind.intervals import jackknife
 from fairwind.metrics import METRICS, fairness, over_seeds
-from fairwind.report.table import MEASURES
+from fairwind.report.table import MEASURES, measures
+from fairwind.scores import Kind
 
 accuracies = st.lists(st.floats(0, 100), min_size=1, max_size=40)
 
@@ -109,6 +111,23 @@ def test_every_metric_has_a_column_and_an_interval() -> None:
     scores, sizes = np.array([[50.0, 60.0, 90.0]]), np.ones(3)
     values = jackknife(scores, 1 - scores / 100, sizes, 1).values
     assert set(values) | {"worst"} == set(METRICS)
+
+
+@pytest.mark.parametrize(("kind", "better"), [("accuracy", 5.0), ("higher", 0.5), ("lower", -0.5)])
+def test_what_a_column_calls_best_is_better(kind: Kind, better: float) -> None:
+    scores, losses, sizes = np.array([10.0, 40.0, 70.0, 80.0]), np.array([4.0, 2.0, 1.0, 0.5]), [5, 9, 20, 3]
+    bad = fairness(scores, losses, sizes, kind)
+    good = fairness(scores + better, losses - 0.1, sizes, kind)
+    findings: Any = {
+        "scores": [{"name": "some", "kind": kind}],
+        "summary": [{"avg": {"mean": bad["avg"]}}],
+    }
+    columns = {measure.key: measure.best for measure in measures(findings)}
+    assert set(columns) == set(bad)
+    for key, best in columns.items():
+        if good[key] != pytest.approx(bad[key]) and key not in ("rsd_error", "std_beyond_noise"):
+            # Those two are of a spread, and also change with the average.
+            assert (good[key] > bad[key]) == (best == "highest"), key
 
 
 def test_over_seeds() -> None:
