@@ -249,6 +249,17 @@ def test_a_real_round_costs_the_bytes_that_the_simulator_counts(codec: str | Non
     assert (server.bytes.up, server.bytes.down) == expected[1:]
 
 
+def test_the_bytes_of_secret_sums_are_not_claimed_to_be_none() -> None:
+    exchange = Exchange(small(), "fedavg", sends="sums")
+    server = exchange.server
+    server.take_sum(
+        torch.zeros(server.layout.parameters).double(), dict.fromkeys(server.form.numbers, 3.0), 2
+    )
+    server.finish()
+    assert "used" in server.counts()
+    assert "bytes_up" not in server.counts()
+
+
 def test_ones_own_loop_compresses_its_replies() -> None:
     model = make_model().float()
     layout = Layout.of(model)

@@ -106,7 +106,7 @@ class FederatedRun:
                 aggregator.round,
                 left_out=aggregator.left_out,
                 stalled=aggregator.stalled,
-                cost=cast(TotalCost, aggregator.bytes.named()),
+                cost=cast(TotalCost, aggregator.bytes.named()) if aggregator.bytes.up else None,
                 model=view.model,
                 privacy=aggregator.accountant.described() if aggregator.accountant else None,
             )

@@ -408,7 +408,8 @@ class Aggregator:
         if keeps(self.algorithm) or self.codec:  # with the round's number: another try begins from the same
             self.kept |= dict.fromkeys(self.counted, self.round)
         self.round += 1
-        sent = {"bytes_up": self.bytes.up, "bytes_down": self.bytes.down}
+        known = self.bytes.up > 0  # not of secret sums
+        sent = {"bytes_up": self.bytes.up, "bytes_down": self.bytes.down} if known else {}
         self.last, self.told = done, done.counts() | sent
         self.begin()
         return done
