@@ -1,8 +1,10 @@
 """What a codec of updates saves, and what it costs: bytes a round, and accuracy after the same rounds.
 
-    python benchmarks/wire.py [--tasks synthetic femnist] [--seeds 0 1 2] [--data-dir DIR] [--json FILE]
+    python benchmarks/wire.py --tasks synthetic --json benchmarks/results/codecs.json
+    python benchmarks/wire.py --tasks femnist --rounds 100 --seeds 0 1 --json benchmarks/results/codecs.json
 
-FEMNIST is that of 40 writers, with its MLP. Results are of test samples after the last round.
+FEMNIST is that of 40 writers, with its MLP. Results are of test samples after the last round. A file
+keeps what it has of other tasks.
 """
 
 import argparse
@@ -16,11 +18,12 @@ from fairwind.runs.environment import environment
 
 CODECS = (None, "bf16", "int8", "topk:share=0.1", "topk:share=0.01")
 ALGORITHMS = ("fedavg", "adafedadam")
-ROUNDS = 200
 
 
-def measure(name: str, task: fw.Task, codec: str | None, seeds: list[int]) -> list[dict[str, Any]]:
-    options: dict[str, Any] = {"rounds": ROUNDS, "eval_every": ROUNDS, "progress": False}
+def measure(
+    name: str, task: fw.Task, codec: str | None, seeds: list[int], rounds: int
+) -> list[dict[str, Any]]:
+    options: dict[str, Any] = {"rounds": rounds, "eval_every": rounds, "progress": False}
     compared = fw.compare(task, ALGORITHMS, seeds=seeds, codec=codec, **options)
     rows = []
     for summary in compared.results["summary"]:
@@ -31,9 +34,11 @@ def measure(name: str, task: fw.Task, codec: str | None, seeds: list[int]) -> li
                 "task": name,
                 "codec": codec,
                 "algorithm": label,
+                "rounds": rounds,
+                "seeds": len(seeds),
                 "clients": len(task.federation),
-                "bytes_up_per_round": cost["bytes_up"] / ROUNDS,
-                "bytes_down_per_round": cost["bytes_down"] / ROUNDS,
+                "bytes_up_per_round": cost["bytes_up"] / rounds,
+                "bytes_down_per_round": cost["bytes_down"] / rounds,
                 "avg": summary["avg"],
                 "worst30": summary["worst30"],
                 "seconds": compared.results["timing"]["seconds"],
@@ -54,17 +59,21 @@ def main() -> None:
     }
     parser.add_argument("--tasks", nargs="+", choices=list(tasks), default=list(tasks))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--data-dir", type=Path, help="FEMNIST's files, if not the hub")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows = []
+    if given.json and given.json.exists():
+        before = json.loads(given.json.read_text())["results"]
+        rows = [row for row in before if row["task"] not in given.tasks]
     for name in given.tasks:
         task = tasks[name](given.data_dir)
         for codec in CODECS:
-            rows += measure(name, task, codec, given.seeds)
+            rows += measure(name, task, codec, given.seeds, given.rounds)
             if given.json:
-                about = {"environment": environment("cpu"), "rounds": ROUNDS, "seeds": given.seeds}
-                given.json.write_text(json.dumps(about | {"results": rows}, indent=1) + "\n")
+                about = {"environment": environment("cpu"), "results": rows}
+                given.json.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":
