@@ -55,13 +55,13 @@ ENGINE = (
 )
 
 RUNS = (
-    ("hints", "files", "progress", "schema"),
+    ("hints", "files", "progress", "schema", "duration"),
     ("spec", "folder"),
     ("seals", "cost", "environment", "references"),
     ("recipe",),
     ("results",),
     ("directory",),
-    ("training",),
+    ("training", "growth"),
     ("session",),
 )
 

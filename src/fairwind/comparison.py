@@ -21,6 +21,7 @@ from fairwind.metrics import Floats
 from fairwind.runs.directory import RunDirectory
 from fairwind.runs.files import CLIENTS, MODELS, RESULTS
 from fairwind.runs.folder import resuming
+from fairwind.runs.growth import finished_at
 from fairwind.runs.results import final_metrics
 from fairwind.runs.schema import GroupAverage, HistoryLine, Metrics, Plan, Results
 from fairwind.runs.seals import check_whole, read_history, read_results
@@ -353,21 +354,22 @@ def load(path: str | Path, *, task: Task | None = None) -> Comparison:
     To predict with its models, give the `task`, unless it is a setup or was named on the command line.
     """
     path = Path(path)
+    files = finished_at(path)
     if task is not None and not isinstance(task, Task):
         raise InputError(f"task is a {type(task).__name__}: give the fairwind.Task that was trained")
-    if not (path / RESULTS).exists():
+    if not (files / RESULTS).exists():
         raise InputError(
             f"{path} holds no finished comparison: there is no {RESULTS} in it; "
             f"finish one that was begun there with {resuming(path)}"
         )
-    check_whole(path)
+    check_whole(files)
     try:
-        results = read_results(path)
-        with safe_open(path / CLIENTS, framework="pt") as file:
+        results = read_results(files)
+        with safe_open(files / CLIENTS, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
-        models = load_file(path / MODELS) if (path / MODELS).exists() else {}
-        history = read_history(path, results)
+        models = load_file(files / MODELS) if (files / MODELS).exists() else {}
+        history = read_history(files, results)
         names = [score["name"] for score in results["scores"]]
         rows, clients = results["runs"], json.loads(metadata["names"])
         runs = [

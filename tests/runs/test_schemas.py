@@ -32,15 +32,16 @@ ELSEWHERE |= {f"federation.source{name}" for name in ("", "[].file", "[].bytes",
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison with groups, validation samples, two scores and a personal model: all a file may hold."""
+    """With groups, validation samples, two scores, a personal model, and stopped: all a file may hold."""
     out = tmp_path_factory.mktemp("run") / "mine"
     draw = torch.Generator().manual_seed(0)
     clients = [(torch.randn(20, 4, generator=draw), torch.arange(20) % 2) for _ in range(4)]
     federation = fw.Federation.from_clients(
         clients, groups=["north", "north", "south", "south"], validation=0.1
     )
-    task = fw.Task(lambda: nn.Linear(4, 2), federation, score=[fw.scores.accuracy, fw.scores.f1], rounds=4)
-    fw.compare(task, ["adafedadam", "ditto"], seeds=[0, 1], eval_every=2, out=out, progress=False)
+    task = fw.Task(lambda: nn.Linear(4, 2), federation, score=[fw.scores.accuracy, fw.scores.f1], rounds=6)
+    options: dict[str, Any] = {"eval_every": 2, "after_evaluation": lambda lines: lines[0]["round"] == 4}
+    fw.compare(task, ["adafedadam", "ditto"], seeds=[0, 1], out=out, progress=False, **options)
     return out
 
 

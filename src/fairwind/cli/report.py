@@ -11,7 +11,8 @@ from fairwind.cli.terminal import out, say
 from fairwind.errors import InputError, first_line
 from fairwind.runs.directory import check_begun
 from fairwind.runs.files import RESULTS, is_held, lock, sweep
-from fairwind.runs.seals import check_whole, lost_results
+from fairwind.runs.growth import settle
+from fairwind.runs.seals import check_whole, lost_results, read_results
 
 
 @described
@@ -48,10 +49,19 @@ class Report:
 
     def _finished(self) -> None:
         with lock(self.directory) as mine:
-            check_whole(self.directory)
             if mine:
                 sweep(self.directory)
+                settle(self.directory)
+            check_whole(self.directory)
             show(self.directory)
+
+
+def nothing_left(path: Path) -> str:
+    """What is said where nothing was trained."""
+    stopped = read_results(path).get("stopped")
+    return (
+        "finished: nothing is left to train" if stopped is None else f"nothing was trained: {stopped['why']}"
+    )
 
 
 def show(path: Path) -> Path:

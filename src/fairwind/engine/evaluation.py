@@ -231,6 +231,11 @@ class Curves:
         while len(self.rounds) > 2 and 4 * score.numel() * len(self.rounds) > MAX_CURVE_BYTES:
             self.rounds, self.values = self.rounds[::-2][::-1], self.values[::-2][::-1]
 
+    def drop(self, round: int) -> None:
+        """Forgets a round if it is the last that was added."""
+        if self.rounds[-1:] == [round]:
+            self.rounds, self.values = self.rounds[:-1], self.values[:-1]
+
     def tensor(self) -> Tensor:
         """(evaluations, R, K)."""
         return torch.stack(self.values) if self.values else torch.empty(0)

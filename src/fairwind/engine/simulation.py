@@ -32,7 +32,9 @@ from fairwind.engine.settings import Model, Settings
 from fairwind.engine.stopping import Stopping
 from fairwind.errors import InputError
 from fairwind.metrics import history_line, model_metrics
-from fairwind.runs.schema import HistoryLine, Part
+from fairwind.runs.schema import HistoryLine, Part, Stopped
+
+PER_RUN = "x", "loss0", "left_out", "stalled", "lowest"  # a row for each run
 
 
 class Simulation:
@@ -114,7 +116,7 @@ class Simulation:
 
     @property
     def done(self) -> bool:
-        return self.round >= self.settings.rounds or bool(self.stopping.why)
+        return self.round >= self.settings.rounds or self.stopping.stopped is not None
 
     def step(self) -> None:
         """One round of every run, and an evaluation if one is due; calls `start` before the first."""
@@ -183,6 +185,13 @@ class Simulation:
                 saved = time.monotonic()
         self.final()  # here, because it is work that ranks share
 
+    def stop(self, request: Stopped) -> None:
+        """Ends training after this round, which is evaluated, unless no round is left anyway."""
+        if not self.done:
+            self.stopping.request = request
+            if self.curves.rounds[-1:] != [self.round]:
+                self.evaluate()
+
     def evaluate(self) -> None:
         """Every client's loss and scores now, of the watched part, added to the history."""
         self._check_losses(self.lowest[:, None])
@@ -249,19 +258,20 @@ class Simulation:
         """Everything that is needed to resume."""
         tensors = self._tensors() | {"loss": self.loss, "score": self.score, "curves": self.curves.tensor()}
         tensors |= {f"score.{s.name}": f for s, f in zip(self.scores[1:], self.other_scores, strict=True)}
-        record = {
+        record: dict[str, Any] = {
             "history": list(self.history),
             "evaluated": list(self.curves.rounds),
             "client_steps": self.client_steps,
             "seconds": self.seconds,
         }
+        if self.stopping.request is not None:
+            record["stopped"] = self.stopping.request
         # Copies, because everything is updated in place.
         return Checkpoint(self.round, {name: t.clone() for name, t in tensors.items()}, record)
 
     def checkpoint_of(self, runs: Sequence[int]) -> Checkpoint:
         """The same of some of the runs, for a simulation of these alone."""
-        whole = self.checkpoint()
-        views = [i for r in runs for i, view in enumerate(self.views) if view.run == r]
+        whole, views = self.checkpoint(), self._views_of(runs)
         tensors: dict[str, Tensor] = {}
         for name, value in whole.tensors.items():
             kind, _, rest = name.partition(".")
@@ -279,9 +289,40 @@ class Simulation:
         ]  # of each evaluation
         return Checkpoint(whole.round, tensors, {**whole.record, "history": history})
 
+    def checkpoint_from(self, parts: Sequence[tuple[Checkpoint, Sequence[int]]]) -> Checkpoint:
+        """The reverse: a checkpoint of all runs, from others of the same round, each of some of them."""
+        tensors: dict[str, Tensor] = {}
+        kept = set.intersection(*({line["round"] for line in part.record["history"]} for part, _ in parts))
+        drawn = [
+            n for n in parts[0][0].record["evaluated"] if all(n in p.record["evaluated"] for p, _ in parts)
+        ]
+        lines: dict[tuple[int, int], HistoryLine] = {}  # by round and view
+        for part, runs in parts:
+            views = self._views_of(runs)
+            own = [line for line in part.record["history"] if line["round"] in kept]
+            lines |= {(line["round"], views[i % len(views)]): line for i, line in enumerate(own)}
+            for name, value in part.tensors.items():
+                kind, _, rest = name.partition(".")
+                if kind in ("memory", "state"):
+                    run, _, rest = rest.partition(".")
+                    tensors[".".join(filter(None, (kind, str(runs[int(run)]), rest)))] = value.cpu()
+                elif kind == "curves":
+                    value = value[[part.record["evaluated"].index(n) for n in drawn]]
+                    _fill(tensors, name, value.transpose(0, 1), views, len(self.views))
+                elif kind in ("loss", "score"):
+                    _fill(tensors, name, value, views, len(self.views))
+                elif name in PER_RUN:
+                    _fill(tensors, name, value, runs, len(self.runs))
+        tensors["curves"] = tensors["curves"].transpose(0, 1)
+        record = {name: sum(part.record[name] for part, _ in parts) for name in ("client_steps", "seconds")}
+        record |= {"history": [lines[key] for key in sorted(lines)], "evaluated": drawn}
+        return Checkpoint(parts[0][0].round, tensors, record)
+
+    def _views_of(self, runs: Sequence[int]) -> list[int]:
+        return [i for r in runs for i, view in enumerate(self.views) if view.run == r]
+
     def _tensors(self) -> dict[str, Tensor]:
-        names = "x", "loss0", "left_out", "stalled", "lowest"
-        tensors = {name: getattr(self, name) for name in names}
+        tensors = {name: getattr(self, name) for name in PER_RUN}
         tensors |= {f"memory.{r}": kept for r, kept in self.memories.values.items()}
         tensors |= {f"error.{r}": left_out for r, left_out in self.left_out_of_updates.items()}
         for r, state in enumerate(self.states):
@@ -289,7 +330,10 @@ class Simulation:
         return tensors
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Resumes from a checkpoint of the same simulation."""
+        """Resumes from a checkpoint of the same simulation, or of one with fewer rounds.
+
+        An evaluation that was made only because training ended there is dropped if it goes on.
+        """
         for name, place in self._tensors().items():
             if place.shape != checkpoint.tensors[name].shape:  # it would be broadcast
                 raise ValueError(f"the checkpoint's {name} is of another shape")
@@ -299,6 +343,15 @@ class Simulation:
         self.curves = Curves(checkpoint.record["evaluated"], checkpoint.tensors["curves"])
         self.round = checkpoint.round
         self.history = list(checkpoint.record["history"])
+        if self.round < self.settings.rounds and self.round % self.settings.eval_every:
+            self.history = [line for line in self.history if line["round"] < self.round]
+            self.curves.drop(self.round)
         self.stopping = Stopping(self.settings, self.scores[0].sign, self.history, len(self.views))
         self._final = None
         self.client_steps, self.seconds = checkpoint.record["client_steps"], checkpoint.record["seconds"]
+
+
+def _fill(tensors: dict[str, Tensor], name: str, rows: Tensor, places: Sequence[int], count: int) -> None:
+    """Puts rows into their places in a tensor of so many."""
+    whole = tensors.setdefault(name, torch.empty(count, *rows.shape[1:], dtype=rows.dtype))
+    whole[list(places)] = rows.cpu()

@@ -34,6 +34,7 @@ from fairwind.runs.schema import (
     RunRow,
     ScoreKind,
     SettingsConfig,
+    Stopped,
     SummaryMetrics,
     SummaryRow,
     Timing,
@@ -42,7 +43,9 @@ from fairwind.runs.schema import (
 from fairwind.scores import Score
 
 Evaluated = Callable[[list[HistoryLine]], object]
-"""A callback that gets the newest line of every run's history: round, average, worst 30 % and so on."""
+"""A callback that gets the newest line of every run's history: round, average, worst 30 % and so on.
+
+If it returns True, training stops."""
 
 
 def results_of(
@@ -62,6 +65,7 @@ def results_of(
     task_digests: Mapping[str, str] | None = None,
     plan: Plan | None = None,
     engine: str = "",
+    stopped: Stopped | None = None,
 ) -> Results:
     """The content of results.json, of a simulation or a real federation."""
     results: Results = {
@@ -75,6 +79,7 @@ def results_of(
         "engine": engine,
         "scores": score_kinds(scores),
         "parts": parts or {"history": "test", "final": "test"},
+        "stopped": stopped or {"by": "target", "why": ""},
         "environment": environment,
         "federation": federation,
         "data": data,
@@ -90,6 +95,8 @@ def results_of(
         del results["plan"]
     if not engine:
         del results["engine"]
+    if stopped is None:
+        del results["stopped"]
     return results
 
 
@@ -126,6 +133,7 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
         own=recipe.own,
         task_digests=recipe.task_digests,
         plan=plan or simulation.plan.to_json(),
+        stopped=simulation.stopping.stopped if simulation.round < simulation.settings.rounds else None,
     )
 
 
@@ -191,6 +199,8 @@ def parts_of(simulation: Simulation, final: Part) -> Parts:
     """Which samples the numbers are of; a note where that is not all test samples, or one chose on these."""
     federation, settings, watched = simulation.federation, simulation.settings, simulation.watched
     asked = [f"{n}={v:g}" for n in ("target", "patience") if (v := getattr(settings, n)) is not None]
+    if (request := simulation.stopping.request) is not None and request["by"] == "after_evaluation":
+        asked.append("after_evaluation")
     overlooked = int(((federation.validation == 0) & (federation.test > 0)).sum())
     if watched == "test" and not asked:
         return {"history": watched, "final": final}

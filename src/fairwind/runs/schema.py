@@ -299,6 +299,16 @@ class TimingSoFar(TypedDict):
     rounds_per_second: float | None
 
 
+Condition = Literal["target", "patience", "time_budget", "after_evaluation"]
+
+
+class Stopped(TypedDict):
+    """Why training ended before its last round: what asked for it, and the reason in words."""
+
+    by: Condition
+    why: str
+
+
 class Parts(TypedDict):
     """Which samples numbers are of, and what must be known of that."""
 
@@ -319,6 +329,7 @@ class Findings(TypedDict):
     data: str | None
     runs: list[RunRow]
     summary: list[SummaryRow]
+    stopped: NotRequired[Stopped]
 
 
 class FindingsSoFar(Findings):

@@ -152,10 +152,9 @@ class Tracking:
     def and_then(self, after_evaluation: Evaluated | None) -> Evaluated:
         """What to call after an evaluation: the trackers, and a function of the user's."""
 
-        def evaluated(lines: list[HistoryLine]) -> None:
+        def evaluated(lines: list[HistoryLine]) -> object:
             self.log(lines)
-            if after_evaluation is not None:
-                after_evaluation(lines)
+            return None if after_evaluation is None else after_evaluation(lines)
 
         return evaluated
 
