@@ -34,6 +34,7 @@ from fairwind.errors import InputError
 from fairwind.metrics import history_line, model_metrics
 from fairwind.runs.schema import HistoryLine, Part, Stopped
 
+OF_ONE_RUN = ("memory", "error", "state")  # kinds of tensors that are named KIND.RUN, or KIND.RUN.NAME
 PER_RUN = "x", "loss0", "left_out", "stalled", "lowest"  # a row for each run
 
 
@@ -275,7 +276,7 @@ class Simulation:
         tensors: dict[str, Tensor] = {}
         for name, value in whole.tensors.items():
             kind, _, rest = name.partition(".")
-            if kind in ("memory", "error", "state"):
+            if kind in OF_ONE_RUN:
                 run, _, rest = rest.partition(".")
                 if int(run) in runs:
                     tensors[".".join(filter(None, (kind, str(runs.index(int(run))), rest)))] = value
@@ -303,7 +304,7 @@ class Simulation:
             lines |= {(line["round"], views[i % len(views)]): line for i, line in enumerate(own)}
             for name, value in part.tensors.items():
                 kind, _, rest = name.partition(".")
-                if kind in ("memory", "state"):
+                if kind in OF_ONE_RUN:
                     run, _, rest = rest.partition(".")
                     tensors[".".join(filter(None, (kind, str(runs[int(run)]), rest)))] = value.cpu()
                 elif kind == "curves":
