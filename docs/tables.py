@@ -657,7 +657,11 @@ def codecs() -> str:
         cells[:] = cells or [f"{row['bytes_up_per_round'] / row['clients'] / 1e3:.2f}"]
         cells.append(" / ".join(f"{row[key]['mean']:.1f}" for key in ("avg", "worst30")))
     names = dict.fromkeys(display_name(row["algorithm"]) for row in content["results"])
-    body = [[TASKS[task], codec, *cells] for (task, codec), cells in rows.items()]
+    told = {
+        row["task"]: f"{TASKS[row['task']]}, {row['rounds']} rounds, {row['seeds']} seeds"
+        for row in content["results"]
+    }
+    body = [[told[task], codec, *cells] for (task, codec), cells in rows.items()]
     return table(["task", "codec", "an update, kB", *names], body)
 
 
