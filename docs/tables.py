@@ -44,8 +44,10 @@ DOCS = ROOT / "docs"
 PAPER = ("parts", "costs", "controls", "tuned", "readings", "precision", "theory", "runs")
 PAGES = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing", "federation")),
+    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing")),
     *(DOCS / "paper" / f"{name}.md" for name in PAPER),
+    DOCS / "howto" / "liars.md",
+    DOCS / "federation.md",
 )
 STAND_INS = {"features": "linear on CIFAR-10 features", "pooled": "MLP on FEMNIST pooled"}
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.S)
@@ -140,6 +142,64 @@ def beside(study: str, number: str, statistics: str = "") -> str:
         f"{'weighted ' * STATISTICS[chosen][k].endswith('_weighted')}{m.name}" for k, m in BESIDE.items()
     ]
     return table(["algorithm", *(f"{name}, ours / paper" for name in names)], rows)
+
+
+def attacks(server: str) -> str:
+    """Honest clients' average / worst 30 % with each defence, without liars and under each attack."""
+    found = lying()
+    names = ["none", *found["attacks"]]
+    shares = [0.0, *[0.3] * len(found["attacks"])]
+    cells = [(name, share) for name, share in zip(names, shares, strict=True)]
+    rows = [
+        [f"`{defence}`" if server != "Flower" else defence]
+        + [honest(found, server, defence, name, share) for name, share in cells]
+        for defence in dict.fromkeys(row["defence"] for row in found["rows"] if row["algorithm"] == server)
+    ]
+    return table(["defence" if server != "Flower" else "strategy", "no liars", *names[1:]], rows)
+
+
+def liars(attack: str) -> str:
+    """The same under one attack, by the share of the clients that lie."""
+    found = lying()
+    rows = []
+    for server, defence in dict.fromkeys((row["algorithm"], row["defence"]) for row in found["rows"]):
+        who = f"Flower's {defence}" if server == "Flower" else f"{display_name(server)}, `{defence}`"
+        under = [
+            honest(found, server, defence, attack if share else "none", share) for share in found["shares"]
+        ]
+        rows.append([who, *under])
+    return table(["", *(f"{share:.0%}" for share in found["shares"])], rows)
+
+
+def honest(found: dict[str, Any], server: str, defence: str, attack: str, share: float) -> str:
+    """Average / worst 30 %, means over seeds."""
+    wanted = {"algorithm": server, "defence": defence, "attack": attack, "share": share}
+    mine = [row for row in found["rows"] if all(row[name] == value for name, value in wanted.items())]
+    assert len(mine) == len(found["seeds"])
+    return " / ".join(f"{mean(row[name] for row in mine):.1f}" for name in ("avg", "worst30"))
+
+
+def caps() -> str:
+    """What the bounds cost honest clients: average / worst 30 % with and without them."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "caps.json").read_text())["runs"]
+    key = "setup", "algorithm", "seed"
+    without = {tuple(row[k] for k in key): row for row in found if not row["bounds"]}
+    rows = []
+    for row in found:
+        if row["bounds"]:
+            both = row, without[tuple(row[k] for k in key)]
+            cells = [f"{each['avg']:.1f} / {each['worst30']:.1f}" for each in both]
+            capped = f"{row['capped_a_round']:.1f} of {row['clients']}"
+            rows.append(
+                [f"`{row['setup']}`", display_name(row["algorithm"]), str(row["seed"]), capped, *cells]
+            )
+    return table(["setup", "algorithm", "seed", "cut per round", "with bounds", "without"], rows)
+
+
+@cache
+def lying() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "liars.json").read_text())
+    return found
 
 
 def impossible() -> str:
@@ -675,6 +735,28 @@ def doors() -> str:
     return table(["", "to a node, MB", "its reply, MB"], rows)
 
 
+def joined() -> str:
+    """Of each task and model: average and worst 30 %, who gains from joining, and what new clients get."""
+    rows = []
+    for row in recorded("joining"):
+        gains = {each["algorithm"]: each for each in row["joining"]["algorithms"]}
+        task = f"{TASKS[row['task']]}, {row['rounds']} rounds"
+        for line in row["summary"]:
+            label = line["algorithm"]
+            levels = " / ".join(f"{line[key]['mean']:.1f}" for key in ("avg", "worst30"))
+            cells = [task, display_name(label), levels, "–", "–", "–"]
+            if label in gains:
+                found, apart = gains[label], gains[label].get("average")
+                cells[3] = f"{found['better']} / {found['equal']} / {found['worse']}"
+                cells[4] = with_interval([apart[key] for key in ("value", "low", "high")]) if apart else "–"
+            if "new_clients" in line:
+                cells[5] = f"{line['new_clients']['avg']['mean']:.1f}"
+            rows.append(cells)
+            task = ""
+    head = ["task", "model", "average / worst 30 %", "gain / same / lose", "gain", "new clients: average"]
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     f.__name__: f
     for f in (
@@ -708,6 +790,10 @@ TABLES: dict[str, Callable[..., str]] = {
         exponents,
         doors,
         codecs,
+        joined,
+        attacks,
+        liars,
+        caps,
     )
 }
 

@@ -33,6 +33,11 @@ CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
         {"eval_every": 1, "patience": 1},
     ),
     "coded": (["adafedadam", "ditto", "fedfv"], [0], {"codec": "int8", "participation": 0.5}),
+    "liars and a defence": (
+        ["fedavg", "adafedadam", "fedprox", "ditto"],
+        [0, 1],
+        {"attack": "inflated", "defence": "clipping", "participation": 0.5},
+    ),
     "more ranks than rows": (["adafedadam"], [0], {"clients_per_round": 1}),
     "more ranks than rows, without probes": (["fednova"], [0], {"clients_per_round": 1}),
     "more ranks than rows, with more than sums": (["mime", "scaffold"], [0], {"clients_per_round": 1}),

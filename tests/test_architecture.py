@@ -19,6 +19,7 @@ LAYERS = (
     ("runs.seals", "metrics", "intervals", "algorithms", "layers", "data.samples", "testing"),
     ("data", "models"),
     ("augment",),
+    ("robust",),
     ("engine",),
     ("runs.cost",),
     ("task", "runs.environment"),
@@ -57,7 +58,7 @@ ENGINE = (
 RUNS = (
     ("hints", "files", "progress", "schema", "duration"),
     ("spec", "folder"),
-    ("seals", "cost", "environment", "references"),
+    ("seals", "cost", "environment", "references", "gains"),
     ("recipe",),
     ("results",),
     ("directory",),
@@ -65,9 +66,11 @@ RUNS = (
     ("session",),
 )
 
+ROBUST = (("limits", "rules"), ("defence",), ("attacks",), ("rounds",))
+
 EXCHANGE = (
     ("message",),
-    ("bounds", "capping", "own_loop", "compression", "evaluation", "secure", "kept"),
+    ("bounds", "capping", "own_loop", "compression", "evaluation", "secure", "kept", "releases"),
     ("privacy", "holding"),
     ("accounting",),
     ("client", "server"),
@@ -81,12 +84,11 @@ REPORT = (
     ("table", "latex"),
     ("record",),
     ("paired",),
-    ("gains",),
     ("finding", "paper_comparison", "theme", "html"),
     ("charts", "legend", "provenance"),
     ("spread", "pareto", "labels", "theory", "targets"),
-    ("groups", "sizes", "clients", "joining", "search"),
-    ("page", "panel"),
+    ("groups", "sizes", "clients", "joining", "newcomers"),
+    ("page", "panel", "search"),
     ("plane", "interim"),
     ("study", "live"),
 )
@@ -117,6 +119,7 @@ def height(name: str, layers: tuple[tuple[str, ...], ...]) -> int | None:
         ("", LAYERS),
         ("engine", ENGINE),
         ("runs", RUNS),
+        ("robust", ROBUST),
         ("exchange", EXCHANGE),
         ("study", STUDY),
         ("report", REPORT),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from fairwind import setups
-from fairwind.algorithms import BASELINES, REGISTRY, with_sets
+from fairwind.algorithms import REGISTRY, with_sets
 from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import AnyAlgorithm, is_algorithm
 from fairwind.engine.ranks import find, join
@@ -125,9 +125,6 @@ def compare(
     own = labelled(algorithms)
     recipe = Recipe(task.source or task.name, tuple(own), several_seeds(seeds), settings_of(task, options))
     given = {label: algorithm for label, algorithm in own.items() if is_algorithm(algorithm)}
-    for label in BASELINES:
-        if label in given and not getattr(given[label], "alone", False):
-            raise InputError(f"{label!r} names the baseline of training alone: call your algorithm otherwise")
     recipe.check(given)
     path = None if out is None else Path(out)
     tracking = Tracking(track if find().first else ())
@@ -169,6 +166,11 @@ def refuse_unknown(given: Mapping[str, object], function: Callable[..., object])
     for name in given:
         if name in names:
             continue
+        if name in ("validation", "new_clients"):
+            raise InputError(
+                f"{name!r} is the federation's: give Federation.from_clients(…, {name}=…), a setup as in "
+                f"'synthetic:{name}=0.2', or federation.with_{name}(…)"
+            )
         meant = near(name, (*names, *LOCAL))
         if meant in LOCAL:
             raise InputError(f"{name!r} is the local solver's: give solver=fairwind.Solver({meant}=…)")

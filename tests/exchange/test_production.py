@@ -70,11 +70,13 @@ def test_nodes_are_drawn_as_the_simulators_clients(selection: Any) -> None:
     planner = Planner(federation, task_of(federation).solver, clients_per_round=2, selection=selection)
     sizes = {str(k): float(n) for k, n in enumerate(federation.train)} if selection == "size" else None
     for t in range(20):
-        assert planner.plan([7], t).client.tolist() == select(list(range(5)), 2, 7, t, sizes)
+        assert planner.plan([7], t).client.tolist() == select(
+            list(range(5)), 2, fold(PARTICIPATE, 7, t), sizes
+        )
 
 
 def test_a_node_of_unknown_size_is_drawn_as_an_average_one() -> None:
-    drawn = [select([1, 2], 1, 0, t, {"1": 30.0}) for t in range(2000)]
+    drawn = [select([1, 2], 1, fold(PARTICIPATE, 0, t), {"1": 30.0}) for t in range(2000)]
     assert sum(each == [1] for each in drawn) / 2000 == pytest.approx(0.5, abs=0.04)
 
 

@@ -18,7 +18,7 @@ Number = TypeVar("Number", int, Tensor)
 MASK = 0xFFFFFFFF
 
 # The purpose of a draw: the first key of every hash.
-SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, VALIDATION, HELD_OUT, EVALUATE = range(1, 9)
+SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, VALIDATION, HELD_OUT, LIARS, NOISE, EVALUATE = range(1, 11)
 
 
 def scramble(h: Number) -> Number:

@@ -7,15 +7,17 @@ from torch import Tensor, nn
 
 from fairwind.aggregation import refuses
 from fairwind.codecs import check_coded
+from fairwind.contract import PooledAlgorithm
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.machine import Machine
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError, in_range, whole
+from fairwind.robust.defence import check_one_vector
 
 
-def check_runs(runs: Sequence[Run], settings: Settings) -> None:
-    """Refuses seeds out of range, and algorithms that the solver does not support."""
+def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = False) -> None:
+    """Refuses seeds out of range, and algorithms that the solver or the place of the data rules out."""
     if not runs:
         raise InputError("there is nothing to run: name at least one algorithm and one seed")
     solver = settings.solver
@@ -25,16 +27,25 @@ def check_runs(runs: Sequence[Run], settings: Settings) -> None:
         in_range(0, 2**32, seed=run.seed)
         if settings.codec is not None:
             check_coded(run.algorithm)
+        if isinstance(run.algorithm, PooledAlgorithm) and not in_one_place:
+            raise InputError(
+                f"{run.label} trains on the samples of all clients in one place, which a real federation "
+                "does not have: simulate it with fairwind.compare"
+            )
         if not tells_steps and refuses(run.algorithm, steps=torch.nan):
             raise InputError(
                 f"{run.label} divides by its clients' steps (‖a‖₁), which {solver.name} does not have: "
                 "take SGD, or another algorithm"
             )
+        for name in ("attack", "defence"):
+            if getattr(settings, name) is not None:
+                check_one_vector(run.algorithm, f"{name}={getattr(settings, name)}")
 
 
 def check_room(runs: list[Run], updates: int, machine: Machine) -> None:
     """Refuses servers that see all updates of a round, of so many bytes, if they take half of the memory."""
-    together = len(seeing(runs)) * updates
+    copies = tuning.ROBUST_SUM_COPIES if any(run.held for run in runs) else 0  # of one run at a time
+    together = (len(seeing(runs)) + copies) * updates
     if together > tuning.SERVER_UPDATES_SHARE * machine.memory:
         label = runs[next(iter(seeing(runs)))].label
         raise InputError(

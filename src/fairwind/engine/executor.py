@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm, CohortAlgorithm, GramAlgorithm, Report, WeighingAlgorithm
+from fairwind.contract import AnyAlgorithm, CohortAlgorithm, GramAlgorithm, PooledAlgorithm, Report
 from fairwind.engine.ranks import Ranks
 from fairwind.engine.round_updates import RoundUpdates
 
@@ -17,12 +17,21 @@ class Run(NamedTuple):
     label: str
     algorithm: AnyAlgorithm
     seed: int
+    held: bool = False  # whether all updates of a round are held, whatever the algorithm
 
 
-def seeing(runs: Sequence[Run]) -> dict[int, WeighingAlgorithm]:
-    """The indices of runs whose servers see all updates."""
-    found = enumerate(run.algorithm for run in runs)
-    return {r: each for r, each in found if isinstance(each, CohortAlgorithm | GramAlgorithm)}
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """As a simulation has them: those with all samples in one place last, which another engine trains."""
+    return sorted(runs, key=lambda run: isinstance(run.algorithm, PooledAlgorithm))
+
+
+def seeing(runs: Sequence[Run]) -> dict[int, AnyAlgorithm]:
+    """The indices of runs whose servers see all updates, with their algorithms."""
+    return {
+        r: run.algorithm
+        for r, run in enumerate(runs)
+        if run.held or isinstance(run.algorithm, CohortAlgorithm | GramAlgorithm)
+    }
 
 
 class RoundSums(NamedTuple):

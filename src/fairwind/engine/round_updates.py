@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fairwind.aggregation import usable_clients
-from fairwind.contract import Cohort, Report, WeighingAlgorithm
+from fairwind.contract import AnyAlgorithm, Cohort, Report
 from fairwind.engine.machine import matmul_precision
 from fairwind.engine.ranks import Ranks
 from fairwind.engine.workers import Workers
@@ -18,7 +18,7 @@ class RoundUpdates:
 
     def __init__(
         self,
-        algorithm: WeighingAlgorithm,
+        algorithm: AnyAlgorithm,
         from_matrices: Callable[[list[Tensor]], Tensor],
         at_once: int,
         workers: Workers[None] | None = None,
@@ -70,6 +70,11 @@ class RoundUpdates:
         rows = self._usable[0]
         fields = (torch.cat(each)[rows] for each in zip(*self.reports, strict=True))
         return Cohort(torch.cat(self.clients)[rows], Report(*fields))
+
+    def vectors(self) -> Tensor:
+        """The usable clients' updates (n, P)."""
+        matrices = [torch.cat(parts) for parts in zip(*self.updates, strict=True)]
+        return self.from_matrices(matrices)[self._usable[0]]
 
     def gram(self) -> Tensor:
         """Inner products of the usable clients' updates (n, n), in float64."""

@@ -11,6 +11,8 @@ from torch import nn
 from fairwind.codecs import codec_of
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, in_range, positive, store_python_numbers, whole
+from fairwind.robust.attacks import build_attack
+from fairwind.robust.defence import build_defence
 from fairwind.scores import Score
 
 Model = nn.Module | Callable[[], nn.Module]
@@ -53,11 +55,20 @@ class Settings:
     eval_every: int = field(default=10, metadata=HISTORY)
     """Rounds between evaluations of all clients, on their validation samples, or test samples if there are
     none."""
+    finetune: float = 0
+    """Local epochs of fine-tuning: after the last round each client trains the model for so many, and what
+    becomes of it is evaluated beside it."""
     target: float | None = None
     """Stop early once the average of every run has reached this, in percent if the score is accuracy."""
     patience: int | None = None
     """Stop early once no run's average has improved for so many evaluations; the trained models are the last
     ones, not the best."""
+    attack: str | None = None
+    """Some clients lie: signflip, inflated, noise, alie or labelflip, with their share, as in
+    signflip:share=0.3. The others are evaluated."""
+    defence: str | None = None
+    """A robust sum in the place of the sum over clients: bounds, trimmed, median, multikrum, geometric or
+    clipping."""
     engine: Engine = field(default="auto", metadata=MACHINE)
     """stacked trains all clients of all runs at once, loop one after another; auto takes the faster of those
     that can train the model."""
@@ -85,28 +96,28 @@ class Settings:
                 f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…, momentum=…)"
             )
         whole(1, rounds=self.rounds, eval_every=self.eval_every)
-        if self.clients_per_round is not None:
-            whole(1, clients_per_round=self.clients_per_round)
-            if self.participation != 1.0:
-                raise InputError("participation and clients_per_round are both given: give one of them")
+        for name in ("clients_per_round", "probe_samples", "patience", "workers"):
+            if getattr(self, name) is not None:
+                whole(1, **{name: getattr(self, name)})
+        if self.clients_per_round is not None and self.participation != 1.0:
+            raise InputError("participation and clients_per_round are both given: give one of them")
         if not isinstance(self.participation, int | float) or not 0 < self.participation <= 1:
             raise InputError(
                 f"participation={self.participation} is not a share of the clients, from 0 to 1; "
                 "for a number of clients give clients_per_round"
             )
-        if self.probe_samples is not None:
-            whole(1, probe_samples=self.probe_samples)
         if self.codec is not None:
             object.__setattr__(self, "codec", codec_of(self.codec).name)
         if self.memory is not None:
             positive(memory=self.memory)
             in_range(0, LARGEST, memory=self.memory)
+        in_range(0, 2**31, finetune=self.finetune)
         if self.target is not None:
             in_range(-math.inf, math.inf, target=self.target)
-        if self.patience is not None:
-            whole(1, patience=self.patience)
-        if self.workers is not None:
-            whole(1, workers=self.workers)
+        if self.attack is not None:
+            build_attack(self.attack)
+        if self.defence is not None:
+            build_defence(self.defence)
         for name, value, known in (
             ("selection", self.selection, get_args(ClientSelection)),
             ("engine", self.engine, get_args(Engine)),
@@ -136,8 +147,11 @@ class Options(TypedDict, total=False):
     probe_samples: int | None
     codec: str | None
     eval_every: int
+    finetune: float
     target: float | None
     patience: int | None
+    attack: str | None
+    defence: str | None
     engine: Engine
     device: str | torch.device
     compile: Switch

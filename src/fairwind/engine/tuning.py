@@ -37,6 +37,7 @@ GPU_MEMORY_SHARE = 1 / 4  # of a GPU's memory, for the same; not measured
 GPU_DATA_SHARE = 1 / 2  # of a GPU's memory that samples may take, else they stay on the host; not measured
 GPU_CLIENT_VECTORS_SHARE = 1 / 4  # of the memory for clients, for vectors that clients keep; not measured
 SERVER_UPDATES_SHARE = 1 / 2  # of the memory, for updates that a server sees all at once; not measured
+ROBUST_SUM_COPIES = 7  # of one run's updates, in bytes, that a robust sum needs in float64; not measured
 MIN_NUMBERS_PER_LAUNCH = 1 << 14  # with these, launching takes a quarter of an operation's time; zoo_speed.py
 MIN_SHARED_NUMBERS = 1 << 24  # that pass through steps, for which waking several workers pays; not measured
 MAX_REUSED_CHUNKS = 16  # of a worker whose index tables are kept, if all rounds are alike; not measured

@@ -18,10 +18,11 @@ Why reports by default? A fair algorithm gives more weight to clients with a hig
 Of 20 equal clients, one that overstates its loss tenfold gets 35 % of the weight at α = 1; one that reports a
 first loss of 1e-300 gets all of it. From sums alone, a lie cannot be distinguished from a large client.
 
-Whatever the form, no client has more than `Bounds.share` of a round's weight, twice that of the norms of the
-round's updates, and half of any other sum (or twice an equal share, if that is more). These are shares of all
-that is sent, lies included: clients that lie together have one share each, and no limit at all once their
-shares add up to the whole. With `Privacy` other bounds take the place of these: see there.
+Whatever the form, no client has more than `Bounds.share` of a round's weight (or twice an equal share, if
+that is more), and all that exceed the median weight have no more than `Bounds.together` beyond it. The length
+of an update and any other sum, for each unit of weight, are limited to a multiple of the median client's. So
+clients that lie together have a share that is known, as long as they are fewer than half. With `Privacy`
+other bounds take the place of these: see there. With a `defence`, a robust sum takes the place of the sum.
 """
 
 from fairwind.exchange.bounds import UNBOUNDED, Bounds
@@ -29,11 +30,11 @@ from fairwind.exchange.client import LocalClient
 from fairwind.exchange.compression import compress
 from fairwind.exchange.evaluation import Evaluations, Judged
 from fairwind.exchange.kept import Kept
-from fairwind.exchange.message import Form, RefusedError, Reply, Request, arrays_of, sums_form
+from fairwind.exchange.message import Form, RefusedError, Reply, Request, Tag, arrays_of, sums_form
 from fairwind.exchange.own_loop import report_update
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun
-from fairwind.exchange.server import Aggregator, Round
+from fairwind.exchange.server import Aggregator, Round, StalledError
 
 __all__ = [
     "UNBOUNDED",
@@ -50,6 +51,8 @@ __all__ = [
     "Reply",
     "Request",
     "Round",
+    "StalledError",
+    "Tag",
     "arrays_of",
     "compress",
     "report_update",

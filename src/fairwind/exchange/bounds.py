@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from fairwind.contract import Report
 from fairwind.errors import InputError, positive, store_python_numbers
+from fairwind.robust.limits import Limits
 
 FEWEST = 3  # minimum number of other clients for a median
 
@@ -15,13 +16,21 @@ FEWEST = 3  # minimum number of other clients for a median
 class Bounds:
     """Limits on a single client. Factors are relative to the median of the other clients' last reports.
 
-    Numbers outside are clamped, and the client is logged; infinity switches a bound off. Clients that lie
-    together are not limited once their shares add up to the whole.
+    Numbers outside are clamped, and the client is logged; infinity switches a bound off. Medians hold as long
+    as fewer than half of the clients lie.
     """
 
-    share: float = 0.1
-    """Of a round's weight: what one client may have, at most; of the norms of updates twice as much, because
-    long training gives long updates. Among few clients it is at least twice an equal share."""
+    share: float = Limits().share
+    """Of a round's weight: what one client may have, at most. Among few clients it is at least twice an equal
+    share. 1 switches off the next bound, too."""
+    together: float = Limits().together
+    """What clients have of a round's weight beyond the median weight, all together: to what all weights are
+    up to the median. Among fewer than eight clients it is at least twice an equal share."""
+    norm: float = Limits().norm
+    """Of an update, for each unit of weight, relative to the median of the round's clients; infinity switches
+    it off."""
+    further: float = Limits().further
+    """The same of any further sum, such as that of certainties."""
     size: float = 100.0
     steps: float = 100.0
     lr: float = 10.0
@@ -35,15 +44,22 @@ class Bounds:
         store_python_numbers(self)
         if not 0 < self.share <= 1:
             raise InputError(f"share={self.share} is out of range: it is a share of the weight, in (0, 1]")
-        for field in fields(self)[1:]:
+        if not self.together >= 0:
+            raise InputError(f"together={self.together} is out of range: it must not be negative")
+        for field in fields(self)[2:]:
             value = getattr(self, field.name)
             if value != math.inf:
                 positive(**{field.name: value})
             if not value >= 1:
                 raise InputError(f"{field.name}={value} is out of range: a factor is 1 or more")
 
+    @property
+    def limits(self) -> Limits:
+        """Those on what a client has of a round."""
+        return Limits(self.share, self.together, self.norm, self.further)
 
-UNBOUNDED = Bounds(1.0, *[math.inf] * 6)
+
+UNBOUNDED = Bounds(1.0, *[math.inf] * 9)
 
 ONLY_ABOVE = ("size", "loss")  # small ones do no harm
 

@@ -1,4 +1,4 @@
-"""A running sum of contributions that caps each client's share."""
+"""Sums of contributions that limit what each client has in them: a running one, and robust ones."""
 
 import math
 from typing import NamedTuple
@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from fairwind.engine.loop.learner import CompensatedSum
+from fairwind.robust.defence import Defence, robust_sum
+from fairwind.robust.limits import OFF, Factors, Limits, Size, factors_of, size_of, tops_of
 
-HALF = 0.5  # of any further sum, such as that of certainties, is the most that a client may have
+ROOM = 2**30  # bytes of contributions that are held
+FEWEST = 16  # contributions that are held, however large they are
 
 
 class Term(NamedTuple):
@@ -21,10 +24,13 @@ class Term(NamedTuple):
     length: float  # of the update
 
     @property
-    def sizes(self) -> tuple[float, ...]:
-        """The quantities that are capped: the weight, ‖coef·δ‖, and the further sums."""
-        weight, *further = self.sums
-        return weight, abs(self.coef) * self.length, *map(abs, further)
+    def pull(self) -> float:
+        """‖coef·δ‖."""
+        return abs(self.coef) * self.length
+
+    @property
+    def size(self) -> Size:
+        return size_of(self.pull, self.sums)
 
 
 class Capped(NamedTuple):
@@ -40,88 +46,97 @@ class Capped(NamedTuple):
 class CappedSum:
     """Adds contributions one at a time.
 
-    A client's share is known only after all have contributed. Contributions that might exceed the cap are
-    held separately: about 1/share at a time, whatever the number of clients.
+    What a client may have is known only after all have contributed. Until then the largest contributions are
+    held: as many as fit into a GiB, and not fewer than 16. A round of no more clients is limited as a whole;
+    in a larger one, the others are added as soon as they are among the smaller ones.
     """
 
-    def __init__(self, parameters: int, sums: int, share: float):
+    def __init__(self, parameters: int, sums: int, limits: Limits):
         self.total = CompensatedSum(torch.empty(parameters))
-        self.share, self.clients = share, 0
+        self.limits, self.clients = limits, 0
         self.sums = [0.0] * sums
         self.held: list[Term] = []
-        # Of what is added, by what shares are taken of: how much, and of how many clients
-        self.added, self.adding = [0.0] * (1 + sums), [0] * (1 + sums)
-        # Of all that came: how much, and the largest with its client
+        self.sizes: list[Size] = []  # of all that came
         self.came, self.largest = [0.0] * (1 + sums), [(0.0, "")] * (1 + sums)
+        self.factors: list[dict[str, float]] = [{} for _ in range(1 + sums)]
 
     def add(self, term: Term) -> None:
         """Takes a contribution of finite numbers."""
         self.clients += 1
-        self.came = [came + size for came, size in zip(self.came, term.sizes, strict=True)]
-        both = zip(self.largest, ((size, term.client) for size in term.sizes), strict=True)
+        self.sizes.append(term.size)
+        parts = [term.pull, *map(abs, term.sums)]
+        self.came = [came + part for came, part in zip(self.came, parts, strict=True)]
+        both = zip(self.largest, ((part, term.client) for part in parts), strict=True)
         self.largest = [max(pair) for pair in both]
+        if self.limits == OFF:
+            return self._take(term, Factors(further=(1.0,) * (len(self.sums) - 1)))
         self.held.append(term)
-        factors = self._factors(certain=True)
-        for k in reversed(range(len(self.held))):
-            if min(factors[k]) == 1:
-                self._take(self.held.pop(k), factors[k])
+        if len(self.held) > max(FEWEST, ROOM // max(1, term.update.nbytes)):
+            self._release(tops_of(self.sizes, self.limits))
+        return None
 
     def finish(self) -> Capped:
         """The capped sums."""
-        capped: list[dict[str, float]] = [{} for _ in self.added]
-        for term, factors in zip(self.held, self._factors(), strict=True):
-            for found, factor in zip(capped, factors, strict=True):
-                if factor < 1:
-                    found[term.client] = factor
-            self._take(term, factors)
+        if self.held:
+            tops = tops_of(self.sizes, self.limits)
+            for term in self.held:
+                self._take(term, factors_of(term.size, tops))
         self.held = []
         shares = [
-            (size / came if 0 < came < math.inf else float(came > 0), client)
-            for (size, client), came in zip(self.largest, self.came, strict=True)
+            (part / came if 0 < came < math.inf else float(came > 0), client)
+            for (part, client), came in zip(self.largest, self.came, strict=True)
         ]
-        return Capped(self.total.flush(), tuple(self.sums), self.clients, capped, max(shares)[1])
+        return Capped(self.total.flush(), tuple(self.sums), self.clients, self.factors, max(shares)[1])
 
-    def _take(self, term: Term, factors: list[float]) -> None:
-        lighter, shorter, *further = factors
+    def _release(self, tops: Size) -> None:
+        """Adds the held contribution that is furthest from being cut."""
+
+        def nearness(k: int) -> float:
+            size = self.held[k].size
+            pairs = zip(size[:2] + size.further, tops[:2] + tops.further, strict=True)
+            return max(value / top if top else float(value > 0) for value, top in pairs)
+
+        term = self.held.pop(min(range(len(self.held)), key=nearness))
+        self._take(term, factors_of(term.size, tops))
+
+    def _take(self, term: Term, factors: Factors) -> None:
+        lighter, shorter, further = factors
+        for found, factor in zip(self.factors, (lighter, shorter, *further), strict=True):
+            if factor < 1:
+                found[term.client] = factor
         self.total.add(term.coef * lighter * shorter, term.update)
         scales = [lighter, *(lighter * each for each in further)]
         self.sums = [a + b * c for a, b, c in zip(self.sums, term.sums, scales, strict=True)]
-        for i, (size, factor) in enumerate(zip(term.sizes, factors, strict=True)):
-            self.added[i] += size * factor * (lighter if i else 1)
-            self.adding[i] += size > 0
-
-    def _factors(self, *, certain: bool = False) -> list[list[float]]:
-        """What each held contribution is multiplied by: all of it, then its update, then its further sums.
-
-        Where it is to be `certain`, these are the least that they can become when more contributions come.
-        """
-        columns: list[list[float]] = []
-        for i, sizes in enumerate(zip(*(term.sizes for term in self.held), strict=True)):
-            values = [s * lighter for s, lighter in zip(sizes, columns[0], strict=True)] if i else list(sizes)
-            share = (self.share, min(1.0, 2 * self.share))[i] if i < 2 else max(HALF, self.share)
-            if not certain:
-                share = max(share, 2 / max(1, self.adding[i] + sum(size > 0 for size in sizes)))
-            top = ceiling(self.added[i], values, share)
-            columns.append([1.0 if value <= top else top / value for value in values])
-        return [list(row) for row in zip(*columns, strict=True)]
 
 
-def ceiling(rest: float, values: list[float], share: float) -> float:
-    """The largest T with T = share·(rest + Σ min(value, T)); infinity where one may have all.
+class DefendedSum:
+    """A robust sum of contributions, which are all held."""
 
-    Of 1/share or more large values none is cut down to the others' size: they are the whole themselves.
-    """
-    if share >= 1:
-        return math.inf
-    ascending = sorted(values)
-    below = [rest]
-    for value in ascending:
-        below.append(below[-1] + value)
-    for above in range(len(values) + 1):  # so many are cut down to T
-        left = len(values) - above
-        if above * share >= 1:
-            break
-        top = share * below[left] / (1 - above * share)
-        if not left or ascending[left - 1] <= top:
-            return top
-    return 0.0
+    def __init__(self, parameters: int, sums: int, limits: Limits, defence: Defence, last: Tensor):
+        """`last` is the mean (P,) of the round before, or zero."""
+        self.parameters, self.sums = parameters, sums
+        self.limits, self.defence, self.mean = limits, defence, last
+        self.terms: dict[str, Term] = {}
+
+    def add(self, term: Term) -> None:
+        """Takes a contribution of finite numbers."""
+        self.terms[term.client] = term
+
+    def finish(self) -> Capped:
+        """The robust sums, which do not depend on the order of clients."""
+        factors: list[dict[str, float]] = [{} for _ in range(1 + self.sums)]
+        if not self.terms:
+            empty = torch.zeros(self.parameters, dtype=torch.float64)
+            return Capped(empty, (0.0,) * self.sums, 0, factors, "")
+        terms = [self.terms[client] for client in sorted(self.terms)]
+        coef = torch.tensor([term.coef for term in terms], dtype=torch.float64)
+        sums = torch.tensor([term.sums for term in terms], dtype=torch.float64).T
+        update = torch.stack([term.update for term in terms])
+        found = robust_sum(self.defence, self.limits, coef, sums, update, self.mean)
+        self.mean = found.mean
+        for term, each in zip(terms, found.factors, strict=True):
+            for cut, factor in zip(factors, (each.weight, each.update, *each.further), strict=True):
+                if factor < 1:
+                    cut[term.client] = factor
+        largest = max(terms, key=lambda term: term.pull).client
+        return Capped(found.total, tuple(map(float, found.sums)), len(terms), factors, largest)

@@ -131,7 +131,7 @@ class LocalClient:
         """Does what a server asks; returns the reply, and what the client is to keep."""
         kept, vectors = kept.of(request.training), request.vectors
         if request.phase == "gradient":
-            return self.measure(vectors[WEIGHTS], request.round), kept
+            return self.measure(vectors[WEIGHTS], request.round)._replace(tag=request.tag), kept
         first_loss = request.first_loss if kept.first_loss is None else kept.first_loss
         trained = self.train(
             vectors[WEIGHTS],
@@ -141,7 +141,7 @@ class LocalClient:
             gradient=vectors.get(GRADIENT),
             kept=self._recalled(request, kept),
         )
-        reply, left_out, number = trained.reply, None, request.kept
+        reply, left_out, number = trained.reply._replace(tag=request.tag), None, request.kept
         if number is not None and self._has_lost(number, kept):
             reply = reply._replace(numbers={**reply.numbers, LOST: float(number)})
         if self.codec is not None:
@@ -161,8 +161,8 @@ class LocalClient:
             recalled = self._recalled(request, kept.of(request.training))
             further = weights if recalled is None else recalled
             if self.algorithm.alone:  # there is no other model
-                return self.evaluate(further)
-        judged = self.evaluate(weights)
+                return self.evaluate(further)._replace(tag=request.tag)
+        judged = self.evaluate(weights)._replace(tag=request.tag)
         return judged if further is None else judged._replace(further=self.evaluate(further))
 
     def _recalled(self, request: Request, kept: Kept) -> Arrays | None:

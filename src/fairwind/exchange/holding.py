@@ -1,5 +1,6 @@
 """The updates of a round, held by a server that sees all clients before it weights them."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ from fairwind.aggregation import advance_seeing
 from fairwind.contract import GramAlgorithm, Report, WeighingAlgorithm
 from fairwind.engine.round_updates import RoundUpdates
 from fairwind.engine.tuning import CPU
-from fairwind.exchange.capping import Capped, CappedSum, Term, ceiling
+from fairwind.exchange.capping import Capped, CappedSum, Term
+from fairwind.robust.limits import Limits, Size, factors
 
 
 class HeldReply(NamedTuple):
@@ -23,9 +25,10 @@ class HeldReply(NamedTuple):
 class HeldReplies:
     """The replies of a round: as many vectors (P,) as there are clients."""
 
-    def __init__(self, algorithm: WeighingAlgorithm, share: float):
-        """No client may have more than this share of the weights, and twice that of the updates' norms."""
-        self.algorithm, self.share = algorithm, share
+    def __init__(self, algorithm: WeighingAlgorithm, limits: Limits):
+        """Servers that put their weight on few clients by intention are not limited in what these exceed the
+        others by together."""
+        self.algorithm, self.limits = algorithm, limits._replace(together=math.inf)
         self.replies: dict[str, HeldReply] = {}
         self.clipped: dict[str, float] = {}  # by client, what its update was multiplied by before it was seen
 
@@ -42,7 +45,7 @@ class HeldReplies:
             report = Report(*(number[None] for number in reply.report))
             held.add(report, torch.tensor([numbers[client]]), [reply.update[None]])
         longest = max(clients, key=lambda client: self.replies[client].length)
-        capped = CappedSum(len(x), 1, self.share).finish()._replace(largest=longest)
+        capped = CappedSum(len(x), 1, self.limits).finish()._replace(largest=longest)
 
         def summed(coef: Tensor) -> Tensor:
             nonlocal capped
@@ -54,11 +57,9 @@ class HeldReplies:
 
     def _clip(self) -> None:
         """Shortens the longest updates, before a server sees their inner products."""
-        lengths = {client: reply.length for client, reply in self.replies.items()}
-        longer = sum(length > 0 for length in lengths.values())
-        share = max(min(1.0, 2 * self.share), 2 / max(1, longer))
-        top = ceiling(0.0, list(lengths.values()), share)
-        self.clipped = {client: top / length for client, length in lengths.items() if length > top}
+        sizes = {client: Size(1.0, reply.length) for client, reply in self.replies.items()}
+        cut = zip(sizes, factors(list(sizes.values()), self.limits), strict=True)
+        self.clipped = {client: each.update for client, each in cut if each.update < 1}
         for client, factor in self.clipped.items():
             report, update, length = self.replies[client]
             update.mul_(factor)
@@ -68,14 +69,25 @@ class HeldReplies:
     def _sum(self, parameters: int, coefs: dict[str, float]) -> Capped:
         """Σcoef·δ. What is cut off a client's weight goes to the others, so that steps are no shorter.
 
-        Where the server sees inner products, coefficients are no weights: they may include 1/‖δ‖.
+        Where the server sees inner products, coefficients are no weights, because they may include 1/‖δ‖: the
+        norms of coef·δ are, and a client may have twice its share of these.
         """
-        sum_ = CappedSum(parameters, 1, self.share)
-        weights = {c: 0.0 if isinstance(self.algorithm, GramAlgorithm) else abs(coefs[c]) for c in coefs}
+        terms = []
         for client, coef in coefs.items():
             _, update, length = self.replies[client]
-            sum_.add(Term(client, coef, update, (weights[client],), length))
+            terms.append(Term(client, coef, update, (abs(coef),), length))
+        if isinstance(self.algorithm, GramAlgorithm):
+            limits = self.limits._replace(share=min(1.0, 2 * self.limits.share))
+            sum_ = CappedSum(parameters, 1, limits)
+            for term in terms:
+                sum_.add(term._replace(sums=(term.pull,)))
+            capped = sum_.finish()
+            return capped._replace(factors=[{}, capped.factors[0]])
+        sum_ = CappedSum(parameters, 1, self.limits)
+        for term in terms:
+            sum_.add(term)
         capped = sum_.finish()
         if capped.factors[0] and capped.sums[0] > 0:
-            capped = capped._replace(total=capped.total * (sum(weights.values()) / capped.sums[0]))
+            weight = sum(term.sums[0] for term in terms)
+            capped = capped._replace(total=capped.total * (weight / capped.sums[0]))
         return capped

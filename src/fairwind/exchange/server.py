@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,9 +32,9 @@ from fairwind.contract import (
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.layout import Layout
 from fairwind.errors import InputError, whole
-from fairwind.exchange.accounting import Accountant
+from fairwind.exchange.accounting import ALL, Accountant
 from fairwind.exchange.bounds import UNBOUNDED, Bounds, Seen, within
-from fairwind.exchange.capping import Capped, CappedSum, Term
+from fairwind.exchange.capping import Capped, CappedSum, DefendedSum, Term
 from fairwind.exchange.holding import HeldReplies, HeldReply
 from fairwind.exchange.message import (
     AVERAGED,
@@ -41,6 +42,7 @@ from fairwind.exchange.message import (
     FIRST_MODEL,
     GRADIENT,
     LOST,
+    NAMED,
     SHARED,
     WEIGHTS,
     Arrays,
@@ -50,6 +52,7 @@ from fairwind.exchange.message import (
     Reply,
     Request,
     Sends,
+    Tag,
     array_bytes,
     arrays_of,
     check_one_sum,
@@ -64,6 +67,8 @@ from fairwind.exchange.message import (
     to_report,
 )
 from fairwind.exchange.privacy import Privacy, PrivateSum
+from fairwind.exchange.releases import Release, Releases
+from fairwind.robust.defence import defended
 
 
 @dataclass
@@ -77,7 +82,8 @@ class Round:
     lost: dict[str, int] = field(default_factory=dict)  # by client: the round whose vector it has lost
     capped: dict[str, dict[str, float]] = field(default_factory=dict)  # by what, and client: the cap's factor
     moved: bool = False  # whether the model did
-    blame: str = ""  # why it did not, where there was something to step with
+    stalled: bool = False  # whether too few replied, so that the next round has the same number
+    blame: str = ""  # why the model did not move
 
     def counts(self) -> dict[str, int]:
         """How many clients counted, and how."""
@@ -90,17 +96,20 @@ class Round:
             "moved": int(self.moved),
         }
 
-    def lines(self) -> list[str]:
-        """Log messages, one for each client and reason."""
+    def lines(self, kind: str = "") -> list[str]:
+        """Log messages, one for each client and reason; `kind` is what clients are called, such as "node"."""
         found = [f"{client} is left out: {why}" for client, why in self.refused.items()]
         found += [f"{client} is not believed: {', '.join(what)}" for client, what in self.bounded.items()]
         for client, number in self.lost.items():
             found.append(f"{client} has lost what it kept of round {number + 1}, and begins again without")
         for what, factors in self.capped.items():
             found += [f"{client} is capped: its {what} counts {f:.2g} times" for client, f in factors.items()]
-        if not self.moved:
-            found.append(f"the model stays as it was: {self.blame or 'no reply could be used'}")
-        return found
+        found = [f"{kind} {line}" if kind else line for line in found]
+        return found if self.moved else [*found, f"the model stays as it was: {self.blame}"]
+
+
+class StalledError(RuntimeError):
+    """A training stopped because too few clients replied, round after round."""
 
 
 class Aggregator:
@@ -116,26 +125,40 @@ class Aggregator:
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
+        min_replies: int = 1,
+        max_stalled: int = 3,
+        defence: str | None = None,
         codec: str | None = None,
     ):
         """From the model x (P,). `sends` is what clients are asked for; see the package.
 
         `clients` is how many there are, whether or not they are there: some algorithms count on it. With
-        `privacy`, bounds must be left out: they depend on other clients, and its own take their place. By a
-        `codec`, clients send their updates in fewer bytes.
+        `privacy`, bounds must be left out: they depend on other clients, and its own take their place. So
+        must a `defence`, a robust sum such as "median" in the place of the sum over clients. By a `codec`,
+        clients send their updates in fewer bytes.
+
+        A round with fewer than `min_replies` usable replies does not count; after `max_stalled` of them in a
+        row, `stopped` says so.
         """
         self.algorithm, self.layout, self.sends = algorithm, layout, sends
         if privacy is not None and bounds not in (None, UNBOUNDED):
             raise InputError("bounds compare a client with others, which privacy forbids: leave them out")
         if privacy is not None:
             check_one_sum(algorithm, "privacy is for one sum")
+        if privacy is not None and defence is not None:
+            raise InputError("a defence compares a client with others, which privacy forbids: leave it out")
+        self.defence_spec = defence
+        self.defence = None if defence is None else defended(algorithm, defence)
         if counts_clients(algorithm) and clients is None:
             raise InputError(f"{algorithm.name or 'it'} counts on all clients: say how many, as clients=")
         if clients is not None:
             whole(1, clients=clients)
+        whole(1, min_replies=min_replies, max_stalled=max_stalled)
+        self.min_replies, self.max_stalled, self.stalled_in_a_row = min_replies, max_stalled, 0
         self.clients = clients if counts_clients(algorithm) else None
         self.privacy, self.bounds = privacy, bounds or (UNBOUNDED if privacy else Bounds())
         self.accountant = None if privacy is None else Accountant(privacy)
+        self.releases = Releases()
         if codec is not None and privacy is not None:  # what was left out tells who took part before
             raise InputError("privacy is for clients that keep nothing between rounds: leave out codec")
         self.codec = None if codec is None else codec_for(codec, algorithm, sends)
@@ -154,6 +177,7 @@ class Aggregator:
         self.kept: dict[str, int] = {}  # by client that keeps a vector: its last round that counted
         self.numbers: dict[str, int] = {}  # of clients, among all, as they came
         self.left_out, self.stalled = 0, 0
+        self.scales: tuple[float, ...] | None = None  # of secure sums: what 1 stands for, once that is known
         self.bytes = Bytes()
         self.last: Round | None = None  # the round that ended last,
         self.told: dict[str, int] = {}  # and its numbers, which a checkpoint holds, too
@@ -163,6 +187,7 @@ class Aggregator:
         """Takes another first model (P,), before the first round."""
         self.x = x
         self.first_model = x.clone() if isinstance(self.algorithm, PersonalAlgorithm) else None
+        self.last_mean = torch.zeros(len(x), dtype=torch.float64)  # of the round before, for defences
         state = first_state(self.algorithm, x, self.clients or 0)
         self.state: Any = type(state)(*(value.clone() for value in state))
 
@@ -174,16 +199,20 @@ class Aggregator:
         """
         self.current, self.drawn = Round(self.round), drawn
         shape = len(self.x), 1 if self.sums is None else len(self.sums._fields)
-        self.sum: CappedSum | PrivateSum = (
-            PrivateSum(*shape, self.privacy) if self.privacy else CappedSum(*shape, self.bounds.share)
-        )
+        self.sum: CappedSum | PrivateSum | DefendedSum
+        if self.privacy:
+            self.sum = PrivateSum(*shape, self.privacy)
+        elif self.defence:
+            self.sum = DefendedSum(*shape, self.bounds.limits, self.defence, self.last_mean)
+        else:
+            self.sum = CappedSum(*shape, self.bounds.limits)
         self.phase: Phase = "gradient" if corrects(self.algorithm) else "train"
-        self.second = CappedSum(len(self.x), 1, self.bounds.share)
+        self.second = CappedSum(len(self.x), 1, self.bounds.limits)
         self.gradient: Capped | None = None  # the clients' gradients, where they correct steps
         self.measured: set[str] = set()  # clients that count in it
         self.held: HeldReplies | None = None
         if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
-            self.held = HeldReplies(self.algorithm, self.bounds.share)
+            self.held = HeldReplies(self.algorithm, self.bounds.limits)
         self.secret: Capped | None = None
         self.counted: set[str] = set()
         self.reported: dict[str, Report] = {}
@@ -251,6 +280,10 @@ class Aggregator:
         summed, count = (sum(known), len(known)) if self.sends == "report" else self.first_sum
         return summed / count if count else None
 
+    def tag(self, phase: Phase | None = None) -> Tag:
+        """What replies to this phase of the round carry, or to another."""
+        return Tag(self.training, self.round, phase or self.phase)
+
     def sent(self, requests: Iterable[Request]) -> None:
         """Counts what clients are sent."""
         for request in requests:
@@ -261,6 +294,8 @@ class Aggregator:
         """Adds a client's reply to this phase of the round; returns why it is refused, or nothing."""
         self.bytes = self.bytes.plus(up=reply.bytes)
         try:
+            if reply.tag is not None:
+                reply.tag.check(self.tag())
             if client in self.current.refused or client in self.counted:
                 raise RefusedError("it has replied to this round before")
             self._check_number(client)
@@ -282,7 +317,7 @@ class Aggregator:
         """Ends a phase of the round that another follows; returns which clients are asked in that one."""
         self.phase, self.gradient, self.measured = "train", self.second.finish(), self.counted
         self._note_caps(self.gradient, "gradient's weight", "gradient")
-        self.counted, self.second = set(), CappedSum(len(self.x), 1, self.bounds.share)
+        self.counted, self.second = set(), CappedSum(len(self.x), 1, self.bounds.limits)
         return set(self.measured)
 
     def _check_number(self, client: str) -> None:
@@ -355,7 +390,7 @@ class Aggregator:
         for name, value in zip(self.sums._fields[1:], term.sums[1:], strict=True):
             if self.privacy and value < 0:
                 raise RefusedError(f"its {name} is {value:.3g}: with privacy, sums must not be negative")
-        if not math.isfinite(term.sizes[1]):
+        if not math.isfinite(term.pull):
             raise RefusedError(f"its update, of norm {term.length:.3g}, is too large to be weighed")
         return term
 
@@ -375,6 +410,8 @@ class Aggregator:
         """Adds the secure sum of this many clients."""
         if self.privacy:
             raise InputError("with privacy the server clips each client, so it cannot take a secret sum")
+        if self.defence:
+            raise InputError("a defence sees each client's update, so it cannot take a secret sum")
         found = self.form.checked(numbers)
         sums = tuple(found[name] for name in self.sums._fields)
         self.secret = Capped(total, sums, clients, [{} for _ in (*sums, total)], "nobody who is known")
@@ -383,13 +420,18 @@ class Aggregator:
             self.new_first = found[FIRST[0]], found[FIRST[1]]
 
     def finish(self) -> Round:
-        """The algorithm's step with what has arrived, and the next round."""
+        """The algorithm's step with what has arrived, and the next round; or the same, if too few replied."""
+        if self.current.used < self.min_replies:
+            return self._stall()
+        if self.accountant:  # counted before it is drawn
+            self.releases.note(Release("noisy sum", self.round, self.drawn))
+            self.accountant.release(self.drawn)
         done, capped = self.current, self.secret or self.sum.finish()
+        if isinstance(self.sum, DefendedSum):
+            self.last_mean = self.sum.mean
         if self.sums is not None:
             self._note_caps(capped, "weight", "update", *self.sums._fields[1:])
-        if self.accountant:
-            self.accountant.release(self.drawn)
-        done.blame = "" if capped.clients or not self.privacy else "the clients' weight is lost in the noise"
+        done.blame = "the clients' weight is lost in the noise"
         moved: bool | None = None  # none where there is nothing to step with
         if self.held is not None and self.held.replies:
             moved, capped = self._advance_seeing(self.held)
@@ -408,11 +450,40 @@ class Aggregator:
         if keeps(self.algorithm) or self.codec:  # with the round's number: another try begins from the same
             self.kept |= dict.fromkeys(self.counted, self.round)
         self.round += 1
+        self._end(done)
+        self.stalled_in_a_row = 0
+        self.begin()
+        return done
+
+    def _stall(self) -> Round:
+        """Ends a round in which too few replied, as if it had not been."""
+        done = self.current
+        done.stalled = True
+        done.blame = f"usable replies: {done.used}, and at least {self.min_replies} must be"
+        self.left_out += len(done.refused)
+        self.stalled += 1
+        self._end(done)
+        self.stalled_in_a_row += 1
+        self.begin()
+        return done
+
+    def _end(self, done: Round) -> None:
+        """Notes a round that is over, and its numbers."""
         known = self.bytes.up > 0  # not of secret sums
         sent = {"bytes_up": self.bytes.up, "bytes_down": self.bytes.down} if known else {}
         self.last, self.told = done, done.counts() | sent
-        self.begin()
-        return done
+
+    @property
+    def stopped(self) -> str:
+        """Why training stops, if too many rounds in a row had too few replies; else nothing."""
+        if self.last is None or self.stalled_in_a_row < self.max_stalled:
+            return ""
+        why = [f"{client}: {reason}" for client, reason in self.last.refused.items()]
+        named = f" ({'; '.join([*why[:NAMED], *['…'][: len(why) > NAMED]])})" if why else ""
+        return (
+            f"training stops in round {self.round + 1}, which was tried {self.stalled_in_a_row} times: "
+            f"{self.last.blame}{named}"
+        )
 
     def _note_caps(self, capped: Capped, *what: str) -> None:
         """Notes whose contributions a cap has cut."""
@@ -467,6 +538,7 @@ class Aggregator:
         """All that the rounds to come depend on; what has arrived of the round under way is not in it."""
         tensors = {"x": self.x} | {f"state.{n}": value for n, value in self.state._asdict().items()}
         tensors |= {} if self.first_model is None else {FIRST_MODEL: self.first_model}
+        tensors |= {} if self.defence is None else {"last_mean": self.last_mean}
         record = {
             "first_losses": self.first_losses,
             "first_sum": list(self.first_sum),
@@ -479,6 +551,7 @@ class Aggregator:
             "kept": self.kept,
             "numbers": self.numbers,
             **({"releases": self.accountant.record()} if self.accountant else {}),
+            **({"scales": self.scales} if self.scales else {}),
         }
         copied = {name: value.clone() for name, value in tensors.items()}
         return Checkpoint(self.round, copied, json.loads(json.dumps(record)))
@@ -497,10 +570,36 @@ class Aggregator:
         self.kept, self.numbers = dict(record.get("kept", {})), dict(record.get("numbers", {}))
         if self.first_model is not None:
             self.first_model = tensors[FIRST_MODEL].to(self.x.dtype)
+        self.scales = tuple(record["scales"]) if record.get("scales") else None
+        if self.defence:
+            self.last_mean = tensors["last_mean"]
         if self.privacy:
-            self.accountant = Accountant(self.privacy, record["releases"])
+            self._count_at_least(record["releases"])
         self.round = checkpoint.round
         self.begin()
+
+    def keep_releases(self, folder: Path) -> list[str]:
+        """Counts releases in a folder's files from now on, and those in them; returns what to say of it."""
+        lines = self.releases.keep_in(folder)
+        if self.privacy:
+            counted = [(*(made.drawn or ALL), 1) for made in self.releases.made]
+            self.accountant = Accountant(self.privacy, counted)
+        return lines
+
+    def _count_at_least(self, counted: list[tuple[int, int, int]]) -> None:
+        """Compares what a checkpoint counts with the files, which may count more, and must not count less."""
+        assert self.privacy is not None
+        there, known = len(self.releases.made), sum(count for *_, count in counted)
+        if there >= known:
+            return
+        if there:
+            raise InputError(
+                f"a checkpoint counts {known} releases, and the files of releases only {there}: they are "
+                "damaged; put back a copy, or begin anew in another directory"
+            )
+        drawn = [(a, b) for a, b, count in counted for _ in range(count)]
+        self.releases.begin_with(Release("noisy sum", None, each) for each in drawn)
+        self.accountant = Accountant(self.privacy, counted)
 
 
 def _averages(algorithm: AnyAlgorithm) -> bool:

@@ -18,11 +18,9 @@ PAUSE = 0.5  # seconds between looks for replies
 AT_ONCE = 16  # replies that are fetched together
 
 
-def select(
-    nodes: list[int], count: int, seed: int, round: int, sizes: Mapping[str, float] | None = None
-) -> list[int]:
+def select(nodes: list[int], count: int, key: int, sizes: Mapping[str, float] | None = None) -> list[int]:
     """Some of the nodes, drawn as in the simulator; one of unknown size has the mean of the known ones."""
-    key, weights = fold(PARTICIPATE, seed, round), None
+    weights = None
     if sizes is not None:
         mean = sum(sizes.values()) / len(sizes) if sizes else 1.0
         weights = torch.tensor([float(sizes.get(str(node), mean)) for node in nodes], dtype=torch.float64)
@@ -63,8 +61,13 @@ class Nodes:
         """How many replies end a phase of a round, if not all."""
         return self.per_round if self.spare else None
 
-    def sample(self, grid: Grid, server_round: int, sizes: Mapping[str, float] | None = None) -> list[int]:
-        """Those that train in a round; by their `sizes` where these are given, as far as they are known."""
+    def sample(
+        self, grid: Grid, server_round: int, attempt: int = 0, sizes: Mapping[str, float] | None = None
+    ) -> list[int]:
+        """Those that train in a round; a further attempt draws others.
+
+        They are drawn by their `sizes` where these are given, as far as they are known.
+        """
         nodes = self.wait(grid)
         self.connected = len(nodes)
         if self.per_round is None:
@@ -72,7 +75,8 @@ class Nodes:
         count = math.ceil(self.per_round * (1 + self.spare))
         if self.secret:
             return sorted(secrets.SystemRandom().sample(nodes, min(count, len(nodes))))
-        return select(nodes, count, self.seed, server_round - 1, sizes)
+        key = fold(PARTICIPATE, self.seed, server_round - 1, *([attempt] if attempt else ()))
+        return select(nodes, count, key, sizes)
 
     def replies(self, grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
         """Yields replies as they arrive, a few at a time to limit memory, until all have replied."""

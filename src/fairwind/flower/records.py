@@ -8,7 +8,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from fairwind.errors import first_line
 from fairwind.exchange.evaluation import Judged
 from fairwind.exchange.kept import Kept
-from fairwind.exchange.message import WEIGHTS, Arrays, Phase, RefusedError, Reply, Request
+from fairwind.exchange.message import (
+    WEIGHTS,
+    Arrays,
+    Phase,
+    RefusedError,
+    Reply,
+    Request,
+    Tag,
+    read_tag,
+)
 
 # Names of records; `JUDGED` is an evaluation beside what was trained.
 ARRAYS, METRICS, CONFIG, SECOND, JUDGED = "arrays", "metrics", "config", "second", "judged"
@@ -26,13 +35,27 @@ def to_record(arrays: Mapping[str, Any]) -> ArrayRecord:
 def to_content(reply: Reply) -> RecordDict:
     """A client's reply, as the content of a message."""
     second = {} if reply.second is None else {SECOND: to_record(reply.second)}
-    return RecordDict({ARRAYS: to_record(reply.arrays), METRICS: MetricRecord(dict(reply.numbers)), **second})
+    arrays, numbers = to_record(reply.arrays), MetricRecord(dict(reply.numbers))
+    return RecordDict({ARRAYS: arrays, METRICS: numbers, **second, **_tagged(reply.tag)})
 
 
-def from_content(content: RecordDict) -> Reply:
-    """The reply in a message; its arrays are read without pickle, and whatever is wrong is refused."""
+def from_content(content: RecordDict, *, tagged: bool = True) -> Reply:
+    """The reply in a message; its arrays are read without pickle, and whatever is wrong is refused.
+
+    Apps that do not know Fairwind's messages reply without a tag.
+    """
     second = arrays_in(content, SECOND) if SECOND in content else None
-    return Reply(arrays_in(content), dict(_one(content, METRICS, MetricRecord)), second)
+    reply = Reply(arrays_in(content), dict(_one(content, METRICS, MetricRecord)), second)
+    return reply._replace(tag=tag_of(config_of(content))) if tagged else reply
+
+
+def tag_of(said: Mapping[str, Any]) -> Tag:
+    """Which request a reply says that it answers."""
+    return read_tag(*(said.get(name) for name in Tag._fields))
+
+
+def _tagged(tag: Tag | None) -> dict[str, ConfigRecord]:
+    return {} if tag is None else {CONFIG: ConfigRecord({**tag._asdict()})}
 
 
 def asks_to_judge(content: RecordDict) -> bool:
@@ -118,11 +141,11 @@ def judged_content(judged: Judged, name: str = METRICS) -> RecordDict:
     said: dict[str, Any] = {**sizes, "loss": judged.loss, **judged.scores}
     if (further := judged.further) is not None:
         said |= {f"{FURTHER}{name}": v for name, v in {"loss": further.loss, **further.scores}.items()}
-    return RecordDict({name: MetricRecord(said)})
+    return RecordDict({name: MetricRecord(said), **_tagged(judged.tag)})
 
 
-def judged_of(content: RecordDict, name: str = METRICS) -> Judged:
-    """The evaluation in a message."""
+def judged_of(content: RecordDict, name: str = METRICS, *, tagged: bool = True) -> Judged:
+    """The evaluation in a message, with a tag as of `from_content`."""
     said = dict(_one(content, name, MetricRecord))
     for name, value in said.items():
         if isinstance(value, list):
@@ -133,7 +156,8 @@ def judged_of(content: RecordDict, name: str = METRICS) -> Judged:
     sizes = size, said.pop(SIZES[1], 0)
     more = {name: said.pop(name) for name in list(said) if name.startswith(FURTHER)}
     further = _scored(sizes, {name.removeprefix(FURTHER): v for name, v in more.items()}) if more else None
-    return _scored(sizes, said)._replace(further=further)
+    tag = tag_of(config_of(content)) if tagged else None
+    return _scored(sizes, said)._replace(further=further, tag=tag)
 
 
 def _scored(sizes: tuple[int, int], said: dict[str, Any]) -> Judged:

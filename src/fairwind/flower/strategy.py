@@ -23,7 +23,7 @@ from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Reply, Sends
 from fairwind.exchange.monitoring import check_file, write_metrics
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun, owner_of
-from fairwind.exchange.server import Aggregator
+from fairwind.exchange.server import Aggregator, StalledError
 from fairwind.flower.nodes import LOG, Nodes, select
 from fairwind.flower.records import (
     ARRAYS,
@@ -57,11 +57,14 @@ class AlgorithmStrategy(Strategy):
         sends: Sends = "report",
         privacy: Privacy | None = None,
         codec: str | None = None,
+        defence: str | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
         over_selection: float = 0.0,
         selection: ClientSelection = "uniform",
         min_nodes: int = 2,
+        min_replies: int = 1,
+        max_stalled: int = 3,
         eval_every: int = 1,
         evaluate_in_training: bool = False,
         evaluate_share: float = 1.0,
@@ -76,18 +79,23 @@ class AlgorithmStrategy(Strategy):
 
         A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed:
         alike, or by their sizes with the `selection` "size". With `over_selection`, more are asked by that
-        share, and the round ends when `clients_per_round` have replied.
+        share, and the round ends when `clients_per_round` have replied. It is tried again if it has fewer
+        than `min_replies` usable replies; after `max_stalled` such tries in a row, the model is written, and
+        `StalledError` raised.
 
         With `out`, checkpoints, results and the report page go into that directory, and a training that was
         stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean, and
-        `fairwind.codecs` what a `codec` is. `track` names trackers, such as "mlflow:FOLDER".
+        `fairwind.codecs` what a `codec` is. `defence` is a robust sum, such as "median". `track` names
+        trackers, such as "mlflow:FOLDER".
 
         With `evaluate_in_training`, a round's model is evaluated by the nodes that train in the next one, in
         the same message. The last round's is evaluated by all nodes. `evaluate_share` is the share of nodes,
         drawn by the seed, that evaluate. `metrics` is a file for Prometheus (`fairwind.exchange.monitoring`).
         """
-        given = seed, clients, clients_per_round, min_nodes, eval_every
-        seed, clients, clients_per_round, min_nodes, eval_every = python_numbers(given)
+        given = seed, clients, clients_per_round, min_nodes, eval_every, min_replies, max_stalled
+        seed, clients, clients_per_round, min_nodes, eval_every, min_replies, max_stalled = python_numbers(
+            given
+        )
         whole(1, eval_every=eval_every)
         self.algorithm = algorithms.build(algorithm) if isinstance(algorithm, str) else algorithm
         self.task = model.name if isinstance(model, Task) else "a federation on Flower"
@@ -97,9 +105,11 @@ class AlgorithmStrategy(Strategy):
         x = self.layout.flatten(self.module)
         if clients is None and isinstance(model, Task) and len(model.federation) > 1:
             clients = len(model.federation)
-        how: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy, "codec": codec}
-        self.aggregator = Aggregator(self.algorithm, self.layout, x, clients=clients, **how)
-        self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed, self.algorithm)
+        about: Any = {"bounds": bounds, "sends": sends, "privacy": privacy, "codec": codec}
+        about |= {"defence": defence, "min_replies": min_replies, "max_stalled": max_stalled}
+        self.aggregator = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
+        label = self.algorithm.name or "own"
+        self.evaluations = Evaluations(scores, label, seed, self.algorithm, bounds=bounds or Bounds())
         spare, secret = python_numbers(over_selection), privacy is not None
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=secret, spare=spare)
         if selection not in get_args(ClientSelection):
@@ -113,6 +123,7 @@ class AlgorithmStrategy(Strategy):
         self.metrics_file = None if metrics is None else check_file(metrics)
         self.eval_every, self.evaluate_in_training = eval_every, evaluate_in_training
         self.out = None if out is None else Path(out)
+        self.run: FederatedRun | None = None
         self.tracking = Tracking(track)
         self.asked: set[int] = set()
         self.judged: dict[str, Judged] = {}  # by node, of the model that is being evaluated
@@ -123,6 +134,8 @@ class AlgorithmStrategy(Strategy):
         bounds = self.aggregator.bounds
         LOG.info("\t├──> %s, seed %d: clients send %s", self.algorithm.name, self.seed, self.aggregator.sends)
         few = ", or of twice an equal share among few" if bounds.share < 1 else ""
+        if self.aggregator.defence_spec:
+            LOG.info("\t├──> defence: %s", self.aggregator.defence_spec)
         if self.aggregator.privacy:
             LOG.info("\t└──> %s", self.aggregator.privacy)
         else:
@@ -132,10 +145,13 @@ class AlgorithmStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """A message for each client of a round: model, round, and what it may have forgotten."""
-        nodes = self.nodes.sample(grid, server_round, self._sizes())
+        nodes = self._sample(grid, server_round)
         self.aggregator.begin((len(nodes), self.nodes.connected))
         self.judged = {}
         return self._asking(nodes, server_round, config)
+
+    def _sample(self, grid: Grid, server_round: int) -> list[int]:
+        return self.nodes.sample(grid, server_round, self.aggregator.stalled_in_a_row, self._sizes())
 
     def _sizes(self) -> dict[str, float] | None:
         """The sizes that nodes are drawn by, if not all alike, within the bounds."""
@@ -175,9 +191,12 @@ class AlgorithmStrategy(Strategy):
         self._accept(server_round, replies)
         if self._judges(server_round):
             self._evaluated(server_round - 1)
-        done = self.aggregator.finish()
-        for line in done.lines():
-            LOG.warning("round %d: node %s", server_round, line)
+        return self._finish(server_round)
+
+    def _finish(self, server_round: int) -> tuple[ArrayRecord, MetricRecord]:
+        """Ends a round, and logs what there is to say of it."""
+        for line in self.aggregator.finish().lines("node"):
+            LOG.warning("round %d: %s", server_round, line)
         return to_record(self.aggregator.weights()), MetricRecord({**self.aggregator.counts()})
 
     def _accept(self, server_round: int, replies: Iterable[Message]) -> None:
@@ -198,8 +217,8 @@ class AlgorithmStrategy(Strategy):
             except RefusedError as error:
                 self.aggregator.refuse(str(node), str(error))
                 continue
-            self.aggregator.accept(str(node), reply)
-            if self._judges(server_round) and JUDGED in message.content:
+            why = self.aggregator.accept(str(node), reply)
+            if not why and self._judges(server_round) and JUDGED in message.content:
                 self._note_judged(server_round - 1, message, JUDGED)
             if wanted is not None and len(self.aggregator.counted) >= wanted:
                 break
@@ -218,7 +237,7 @@ class AlgorithmStrategy(Strategy):
         nodes = sorted(grid.get_node_ids())
         if self.evaluate_share < 1:
             count = max(1, round(self.evaluate_share * len(nodes)))
-            nodes = select(nodes, count, fold(EVALUATE, self.seed), server_round)
+            nodes = select(nodes, count, fold(EVALUATE, self.seed, server_round))
         return self._asking(nodes, server_round, config, "evaluate")
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -239,8 +258,13 @@ class AlgorithmStrategy(Strategy):
         try:
             if message.has_error():
                 raise RefusedError(f"it failed: {first_line(Exception(message.error.reason))}")
-            judged = check_judged(judged_of(message.content, name), self.evaluations.scores)
-            self.judged[str(node)] = judged
+            if name == METRICS:
+                told = self._read_judged(message.content)
+            else:  # the reply beside which it is has the tag
+                told = judged_of(message.content, name, tagged=False)
+            if told.tag is not None:
+                told.tag.check(self.aggregator.tag("evaluate"))
+            self.judged[str(node)] = check_judged(told, self.evaluations.scores)
         except RefusedError as error:
             LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
 
@@ -250,6 +274,8 @@ class AlgorithmStrategy(Strategy):
             return None
         judged, self.judged = dict(sorted(self.judged.items())), {}
         line = self.evaluations.add(server_round, judged, self.aggregator.counts())
+        for words in self.evaluations.lines("node"):
+            LOG.warning("round %d: %s", server_round, words)
         self.tracking.log(self.evaluations.newest)
         found = MetricRecord({k: v for k, v in line.items() if isinstance(v, int | float)})
         self.metrics[server_round] = found
@@ -271,53 +297,77 @@ class AlgorithmStrategy(Strategy):
             trained = {name: given[name] for name in self.layout.names if name in given}
             self.aggregator.begin_from(self.aggregator.form.vector(trained)[0])
         keep_memory()
-        run = (
-            None
-            if self.out is None
-            else FederatedRun(self.out, self._owner(), self.aggregator, self.evaluations)
-        )
+        if self.out is not None:
+            self.run = FederatedRun(self.out, self._owner(), self.aggregator, self.evaluations)
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result = Result()
         result.evaluate_metrics_clientapp = self.metrics = {}
+        self.aggregator.stalled_in_a_row = 0
         self.summary()
         try:
-            for line in run.restore() if run else ():
+            for line in self.run.restore() if self.run else ():
                 LOG.info(line)
-            arrays = result.arrays = to_record(self.aggregator.weights())
+            result.arrays = to_record(self.aggregator.weights())
             self._begin_tracking()
 
-            def evaluate(number: int) -> None:
+            def evaluate() -> None:
+                number, arrays = self.aggregator.round, result.arrays
                 asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
                 self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
                 if evaluate_fn is not None and (central := evaluate_fn(number, arrays)) is not None:
                     result.evaluate_metrics_serverapp[number] = central
 
             evaluated = self.evaluations.rounds[-1] if self.evaluations.rounds else -1
-            unseen = evaluated < 0 or (self.aggregator.privacy and evaluated < self.aggregator.round)
+            released = bool(self.aggregator.releases.made)
+            unseen = evaluated < 0 or (released and evaluated < self.aggregator.round)
             if unseen and not self.evaluate_in_training:
                 self.nodes.wait(grid)
-                evaluate(self.aggregator.round)
-            for number in range(self.aggregator.round + 1, num_rounds + 1):
-                LOG.info("[ROUND %d/%d]", number, num_rounds)
-                new, metrics = self._train(number, arrays, train_config, grid, timeout)
-                assert new is not None
-                assert metrics is not None
-                arrays = result.arrays = new
-                result.train_metrics_clientapp[number] = metrics
-                if run is not None and self.aggregator.privacy:  # no release is ever forgotten
-                    run.save()
-                if number == num_rounds or not self.evaluate_in_training:
-                    evaluate(number)
-                if run is not None:
-                    run.save()
-                if self.metrics_file is not None:
-                    write_metrics(self.metrics_file, self.aggregator, self.evaluations)
-            self.tracking.finish(self._report(run) if run is not None else None)
+                evaluate()
+            while self.aggregator.round < num_rounds and not self.aggregator.stopped:
+                self._round(num_rounds, train_config, grid, timeout, result, evaluate)
+            self.tracking.finish(self._report())
         finally:
             self.tracking.close()
-            if run is not None:
-                run.close()
+            if self.run is not None:
+                self.run.close()
+        if why := self.aggregator.stopped:
+            where = f"; the model after {self.aggregator.round} rounds is in {self.out}" if self.out else ""
+            raise StalledError(why + where)
         return result
+
+    def _round(
+        self,
+        num_rounds: int,
+        config: ConfigRecord,
+        grid: Grid,
+        timeout: float,
+        result: Result,
+        evaluate: Callable[[], None],
+    ) -> None:
+        """Trains, evaluates and saves a round; where too few reply, there is nothing to evaluate or save."""
+        number = self.aggregator.round + 1
+        LOG.info("[ROUND %d/%d]", number, num_rounds)
+        new, metrics = self._train(number, result.arrays, config, grid, timeout)
+        assert new is not None
+        assert metrics is not None
+        if self.aggregator.round < number:
+            self._monitor()
+            return
+        result.arrays, result.train_metrics_clientapp[number] = new, metrics
+        if self.aggregator.releases.made:  # what was released is not released again
+            self._save()
+        if number == num_rounds or not self.evaluate_in_training:
+            evaluate()
+        self._save()
+        self._monitor()
+
+    def _monitor(self) -> None:
+        if self.metrics_file is not None:
+            write_metrics(self.metrics_file, self.aggregator, self.evaluations)
+
+    def _save(self) -> None:
+        if self.run is not None:
+            self.run.save()
 
     def _train(
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
@@ -345,6 +395,9 @@ class AlgorithmStrategy(Strategy):
     def _read(self, node: int, content: RecordDict) -> Reply:
         return from_content(content)
 
+    def _read_judged(self, content: RecordDict) -> Judged:
+        return judged_of(content)
+
     def _owner(self) -> FederatedConfig:
         trained = self.aggregator, self.evaluations
         owner = owner_of(*trained, task=self.task, clients_per_round=self.nodes.per_round)
@@ -359,13 +412,12 @@ class AlgorithmStrategy(Strategy):
         settings = {k: v for k, v in self._owner().items() if k != "parameters"}
         self.tracking.start(name, settings, runs, evaluations.history, self.out)
 
-    def _report(self, run: FederatedRun) -> Path | None:
-        """Results and page, where clients were evaluated."""
-        if not self.evaluations.last:
+    def _report(self) -> Path | None:
+        """Models, and results and page where clients were evaluated."""
+        if self.run is None or not self.run.export(self.module, engine="Flower"):
             return None
         from fairwind.report import write_report  # what draws takes time to load
 
-        run.finish(self.module, engine="Flower")
-        page = write_report(run.path)[0]
+        page = write_report(self.run.path)[0]
         LOG.info("results and page: %s", page)
         return page

@@ -10,8 +10,9 @@ from fairwind.algorithms import NEEDS
 from fairwind.contract import AnyAlgorithm, GradientAlgorithm
 from fairwind.engine.settings import Model
 from fairwind.errors import InputError
+from fairwind.exchange.evaluation import Judged
 from fairwind.exchange.message import MEASURED, RefusedError, Reply, keeps
-from fairwind.flower.records import from_content
+from fairwind.flower.records import from_content, judged_of
 from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.task import Task
 
@@ -56,7 +57,7 @@ class WeightsStrategy(AlgorithmStrategy):
         self.usual = {name: value for name, value in (("lr", lr), ("steps", steps)) if value is not None}
 
     def _read(self, node: int, content: RecordDict) -> Reply:
-        reply = from_content(content)
+        reply = from_content(content, tagged=False)
         wanted = {"size", "lr", "steps", *MEASURED[self.algorithm.probe]}
         numbers = dict(self.usual)
         numbers |= {NAMES[k]: v for k, v in reply.numbers.items() if k in NAMES and NAMES[k] in wanted}
@@ -73,3 +74,6 @@ class WeightsStrategy(AlgorithmStrategy):
             else:
                 arrays[name] = before - after
         return Reply(arrays, numbers)
+
+    def _read_judged(self, content: RecordDict) -> Judged:
+        return judged_of(content, tagged=False)

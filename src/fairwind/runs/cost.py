@@ -1,13 +1,20 @@
 """What a round costs: gradients of samples that clients compute, and bytes that they send and receive."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairwind.codecs import codec_of
-from fairwind.contract import AnyAlgorithm, GradientAlgorithm, MemoryAlgorithm, PersonalAlgorithm
+from fairwind.contract import (
+    AnyAlgorithm,
+    GradientAlgorithm,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+    PooledAlgorithm,
+)
 from fairwind.data.counter import draw
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
@@ -56,6 +63,8 @@ def round_cost(algorithm: AnyAlgorithm, train: Tensor, settings: Settings, param
         down += vector  # the mean gradient
     if isinstance(algorithm, PersonalAlgorithm) and algorithm.alone:
         up = down = 0
+    elif isinstance(algorithm, PooledAlgorithm):
+        return Cost(float(trained.sum()), 0, 0)
     elif isinstance(algorithm, PersonalAlgorithm):
         trained = 2 * trained  # the personal model takes as many steps
     share: float | Tensor = participants / clients
@@ -64,6 +73,12 @@ def round_cost(algorithm: AnyAlgorithm, train: Tensor, settings: Settings, param
         chosen = torch.cat([draw(each, participants, train.double()) for each in hashes])
         share = torch.bincount(chosen, minlength=clients) / DRAWS
     return Cost(float((share * (trained + probed)).sum()), up * participants, down * participants)
+
+
+def with_fine_tuning(cost: TotalCost, train: Tensor, settings: Settings) -> TotalCost:
+    """The cost of a run whose model every client fine-tuned in the end."""
+    tuning = replace(settings.solver, epochs=settings.finetune, steps=None)
+    return {**cost, "sample_gradients": cost["sample_gradients"] + float(_trained(train, tuning).sum())}
 
 
 def _trained(train: Tensor, solver: Solver) -> Tensor:

@@ -3,12 +3,18 @@
 import json
 import shlex
 from contextlib import suppress
+from math import nan
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+from torch import Tensor
+
 from fairwind import setups
 from fairwind.data import store
+from fairwind.data.federation import Federation
 from fairwind.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fairwind.engine.evaluation import Evaluation
 from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line
@@ -212,25 +218,28 @@ class RunDirectory:
         self._check_place()
         trained = {
             f"{view.label}/{view.seed}/{name}": value.cpu().contiguous()
-            for i, view in enumerate(simulation.views if models else ())
+            for i, view in enumerate(simulation.final_views if models else ())
             for name, value in simulation.state_dict(i).items()
         }
         final = simulation.final()
+        curves, federation = simulation.curves.tensor(), simulation.federation
+        unwatched = curves.new_full(
+            (len(curves), len(final.views) - len(simulation.views), len(federation)), nan
+        )
         clients = {
-            "score": final.score.float(),
-            "loss": final.loss.float(),
-            "curves": simulation.curves.tensor(),
-            "train_size": simulation.federation.train,
-            "test_size": simulation.federation.test,
+            **_numbers(simulation, final, federation),
+            "curves": torch.cat([curves, unwatched], 1) if unwatched.numel() else curves,
         }
-        others = zip(simulation.scores[1:], final.other_scores, strict=True)
-        clients |= {f"score.{score.name}": found.float() for score, found in others}
         metadata = {
             "names": json.dumps(simulation.federation.names),
             "rounds": json.dumps(simulation.curves.rounds),
         }
         if simulation.federation.groups:
             metadata["groups"] = json.dumps(simulation.federation.groups)
+        new, of_new = federation.new_clients, simulation.final_of_new_clients()
+        if new is not None and of_new is not None:
+            clients |= {f"new.{key}": value for key, value in _numbers(simulation, of_new, new).items()}
+            metadata["new_names"] = json.dumps(new.names)
         results = summarise(simulation, self.recipe, self.content.get("plan"))
         return finish(self.path, results, simulation.history, clients, metadata, trained if models else None)
 
@@ -238,6 +247,18 @@ class RunDirectory:
         """Refuses to write if the directory was moved: it would be created again without its contents."""
         if identity(self.path) != self.identity:
             raise moved(self.path)
+
+
+def _numbers(simulation: Simulation, now: Evaluation, federation: Federation) -> dict[str, Tensor]:
+    """Every client's scores and losses under each model (views, K), and its numbers of samples."""
+    others = zip(simulation.scores[1:], now.other_scores, strict=True)
+    return {
+        "score": now.score.float(),
+        "loss": now.loss.float(),
+        **{f"score.{score.name}": found.float() for score, found in others},
+        "train_size": federation.train,
+        "test_size": federation.test,
+    }
 
 
 def _scheduled(settings: Settings, rounds: int) -> list[float]:

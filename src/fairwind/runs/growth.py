@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairwind.contract import PooledAlgorithm
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
@@ -93,8 +94,12 @@ class Growth:
     def _join(self, checkpoint: Checkpoint, simulation: Simulation, directory: RunDirectory) -> None:
         """Brings the runs that are added to the round of the others, and keeps a checkpoint of all."""
         places = {(run.label, run.seed): r for r, run in enumerate(simulation.runs)}
-        parts = [(checkpoint, [places[run] for run in self.source.recipe.runs])]
-        if missing := [run for run in places if run not in self.source.recipe.runs]:
+        known = self.source.recipe.runs
+        pooled = {
+            run for run in places if isinstance(simulation.runs[places[run]].algorithm, PooledAlgorithm)
+        }
+        parts = [(checkpoint, [places[run] for run in sorted(known, key=lambda run: run in pooled)])]
+        if missing := [run for run in places if run not in known]:
             parts.append((self._added(missing, checkpoint, directory), [places[run] for run in missing]))
         simulation.restore(simulation.checkpoint_from(parts))
         if simulation.ranks.first:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fairwind import algorithms, setups
 from fairwind.aggregation import first_state
-from fairwind.contract import AnyAlgorithm, Report
+from fairwind.contract import AnyAlgorithm, PooledAlgorithm, Report
+from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, tensors
 from fairwind.engine.checks import build
 from fairwind.engine.executor import Run
@@ -117,8 +118,7 @@ class Recipe:
         """The same recipe with settings resolved, and digests of the user's data, model and algorithms."""
         brought = task.source.partition(":")[0] not in setups.SETUPS
         data = task.federation.origin.get("digest")
-        federation = task.federation  # what was prepared has neither groups nor validation samples
-        if brought and (data is None or federation.groups or federation.validation.any()):
+        if brought and (data is None or _added_to(task.federation)):
             data = task.federation.digest()
         return dataclasses.replace(
             self,
@@ -152,7 +152,10 @@ class Recipe:
     def part(self, other: "Recipe", simulation: Simulation) -> "Recipe":
         """What this recipe has of another's rounds, seeds and algorithms; its simulation is at round 0."""
         rows = [r for r, run in enumerate(simulation.runs) if (run.label, run.seed) in other.runs]
-        rows.sort(key=lambda r: other.runs.index((simulation.runs[r].label, simulation.runs[r].seed)))
+        known = {run: i for i, run in enumerate(other.runs)}
+        runs = simulation.runs  # in the order of the other's simulation, too
+        rows.sort(key=lambda r: known[runs[r].label, runs[r].seed])
+        rows.sort(key=lambda r: isinstance(runs[r].algorithm, PooledAlgorithm))
         return dataclasses.replace(
             self,
             algorithms=other.algorithms,
@@ -252,6 +255,12 @@ class Recipe:
         settings = {name: value for name, value in settings.items() if value != plain[name]}
         text = json.dumps(content | {"settings": settings | {"solver": solver}}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _added_to(federation: Federation) -> bool:
+    """Whether a federation has what no prepared data has: groups, validation samples, new clients."""
+    more = federation.groups or federation.new_clients is not None
+    return bool(more or federation.validation.any())
 
 
 class FunctionName:
@@ -412,6 +421,8 @@ def algorithm_digest(algorithm: AnyAlgorithm) -> str:
 
     x = numbers(5)
     state, found = first_state(algorithm, x, 3), [repr(algorithm.probe)]
+    if isinstance(algorithm, PooledAlgorithm) or getattr(algorithm, "alone", False):  # on other samples
+        found.append("pooled" if isinstance(algorithm, PooledAlgorithm) else "alone")
     for _ in range(2):
         report, delta = Report(*numbers(len(Report._fields), 3)), numbers(3, 5)
         computed = client_numbers(algorithm, state, report)

@@ -28,6 +28,7 @@ GroupMetric = Literal["worst_group_avg", "group_gap"]
 Metric = Literal[ClientMetric, GroupMetric]
 Value = TypeVar("Value")  # a number of one model, or a mean with its spread over seeds
 Part = Literal["train", "validation", "test"]  # of a client's samples
+Baseline = Literal["local", "pooled", "finetuned"]  # what a federation is compared with
 Plan = dict[str, dict[str, str | int | float]]  # by part, its `value` and `why`
 
 
@@ -107,6 +108,7 @@ class SummaryRow(SummaryMetrics):
     """An algorithm over its seeds."""
 
     algorithm: str
+    new_clients: NotRequired[SummaryMetrics]
     scores: NotRequired[dict[str, SummaryMetrics]]
 
 
@@ -147,6 +149,8 @@ class RunRow(ModelGroups):
     cost: NotRequired[TotalCost]
     scores: NotRequired[dict[str, ModelMetrics]]
     model: NotRequired[str]
+    baseline: NotRequired[Baseline]
+    new_clients: NotRequired[ModelMetrics]
     left_out: int
     stalled_rounds: int
     privacy: NotRequired[PrivacyLoss]
@@ -189,8 +193,11 @@ class SettingsConfig(TypedDict):
     probe_samples: int | None
     codec: str | None
     eval_every: int
+    finetune: float
     target: float | None
     patience: int | None
+    attack: str | None
+    defence: str | None
     engine: str
     device: str
     compile: str
@@ -222,6 +229,7 @@ class FederatedConfig(TypedDict):
     selection: NotRequired[str]
     clients: NotRequired[int]
     codec: NotRequired[str]
+    defence: NotRequired[str]
     privacy: NotRequired[PrivacyConfig]
 
 
@@ -272,6 +280,7 @@ class FederationFacts(Origin):
     smallest: int
     median: float
     largest: int
+    new_clients: NotRequired[int]
     groups: NotRequired[dict[str, int]]
     commonest: NotRequired[float]
 
@@ -281,6 +290,33 @@ class FederationName(TypedDict):
     """A federation of which no more is known yet."""
 
     name: str
+
+
+class IntervalJson(TypedDict):
+    """A number, and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class JoiningRow(TypedDict):
+    """What an algorithm gives the clients, compared with training alone."""
+
+    algorithm: str
+    better: int
+    worse: int
+    equal: int
+    better_share: NotRequired[IntervalJson]
+    average: NotRequired[IntervalJson]
+    losers: dict[str, float]
+
+
+class JoiningSummary(TypedDict):
+    """Who gains from joining the federation."""
+
+    alone: str
+    algorithms: list[JoiningRow]
 
 
 class Timing(TypedDict):
@@ -329,6 +365,7 @@ class Findings(TypedDict):
     data: str | None
     runs: list[RunRow]
     summary: list[SummaryRow]
+    joining: NotRequired[JoiningSummary]
     stopped: NotRequired[Stopped]
 
 

@@ -213,8 +213,8 @@ class Session:
             time_budget=self.time_budget,
             save_last=self.models,
         )
-        if simulation.watched != "test":
-            tracking.log(simulation.final().lines, "test/")
+        final = simulation.final().lines  # of models in the history, only if that is of other samples
+        tracking.log(final[len(simulation.views) if simulation.watched == "test" else 0 :], "test/")
         if directory is None:
             results, page = summarise(simulation, recipe), None
         else:

@@ -120,7 +120,7 @@ class Tracking:
     def begin(self, simulation: Simulation, recipe: Recipe, path: Path | None) -> None:
         """A comparison, with the rounds that are behind it; `path` is its directory."""
         settings: SettingsConfig = to_jsonable(asdict(recipe.settings))
-        runs = [(view.label, view.seed) for view in simulation.views]
+        runs = [(view.label, view.seed) for view in simulation.final_views]
         name = run_name(recipe.setup) if path is None else path.resolve().name
         self.start(name, {"task": recipe.setup, **settings}, runs, simulation.history, path)
 

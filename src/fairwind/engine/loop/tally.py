@@ -58,14 +58,14 @@ class RunTotals:
         if isinstance(self.algorithm, MemoryAlgorithm):
             self.change = torch.zeros_like(x, dtype=torch.float64)
         self.held: RoundUpdates | None = None
-        if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
+        if run.held or isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
             self.held = RoundUpdates(self.algorithm, lambda matrices: matrices[0], gram_numbers)
 
     def add(self, clients: list[ClientResult], report: Report) -> None:
         """Adds clients, given also their reports (n,)."""
         self.lowest = torch.fmin(self.lowest, report.loss.nan_to_num(torch.inf).min())
         clients, report, left_out = self._sent(clients, report)
-        if isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
+        if self.held is not None or isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
             usable = usable_clients(self.algorithm, report)
             assert self.held is not None
             self.held.add(report, self._numbers(clients), [_together(clients)])

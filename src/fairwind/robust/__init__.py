@@ -1,0 +1,1 @@
+"""Rounds with clients that lie: limits, robust sums, and the attacks that they are tried against."""
