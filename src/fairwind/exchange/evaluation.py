@@ -15,9 +15,9 @@ from fairwind.engine.evaluation import EvaluatedModel, views_of
 from fairwind.engine.executor import Run
 from fairwind.engine.plain import PlainModel
 from fairwind.exchange.bounds import FEWEST, UNBOUNDED, Bounds
-from fairwind.exchange.capping import ceiling
 from fairwind.exchange.message import RefusedError, Tag
 from fairwind.metrics import finite, history_line, model_metrics, no_metrics
+from fairwind.robust.limits import ceiling
 from fairwind.runs.schema import HistoryLine, ModelMetrics
 from fairwind.scores import Score, as_scores
 from fairwind.task import Task
@@ -128,7 +128,7 @@ def _size_limits(sizes: Mapping[str, float], bounds: Bounds) -> dict[str, float]
     sizes = {client: size for client, size in sizes.items() if size > 0}
     tops = _times_median(sizes, bounds.size)
     cut = [min(size, tops.get(client, math.inf)) for client, size in sizes.items()]
-    top = ceiling(0.0, cut, min(1.0, max(bounds.share, 2 / len(cut)))) if cut else math.inf
+    top = ceiling(cut, bounds.share, together=math.inf)
     limits = {client: min(tops.get(client, math.inf), top) for client in sizes}
     return {client: float(max(1, int(limit))) for client, limit in limits.items() if limit < math.inf}
 
