@@ -32,6 +32,7 @@ CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
         [0, 1],
         {"eval_every": 1, "patience": 1},
     ),
+    "coded": (["adafedadam", "ditto", "fedfv"], [0], {"codec": "int8", "participation": 0.5}),
     "liars and a defence": (
         ["fedavg", "adafedadam", "fedprox", "ditto"],
         [0, 1],
@@ -63,7 +64,8 @@ def outcome(case: str) -> dict[str, Any]:
     counts = {"left_out": sim.left_out.tolist(), "stalled": sim.stalled.tolist(), "steps": sim.client_steps}
     lines = sim.history + sim.final().lines
     found = {"first": first, "x": sim.x.cpu(), "states": states, "counts": counts, "history": lines}
-    return found | {"kept": {r: kept.cpu() for r, kept in sim.memories.values.items()}}
+    left_out = {r: each.cpu() for r, each in sim.left_out_of_updates.items()}
+    return found | {"kept": {r: kept.cpu() for r, kept in sim.memories.values.items()}, "left out": left_out}
 
 
 def outcomes() -> dict[str, Any]:

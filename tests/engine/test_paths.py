@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
-from fairwind.contract import TYPES
+from fairwind.contract import TYPES, GradientAlgorithm, MemoryAlgorithm
 from fairwind.engine.backends.backend import HANDWRITTEN, Handwritten
 from fairwind.engine.backends.classifier import Classifier
 from fairwind.engine.plan import Decision, Gradients, Graphs, Place, Steps
@@ -39,10 +39,20 @@ WORK: dict[str, dict[str, Any]] = {
     "steps, weighted": {"solver": SOLVERS["steps"], "loss": WEIGHTED},
     "nesterov, few probed": {"solver": SOLVERS["nesterov"], "probe_samples": 6},
     "decay, dropout": {"solver": SOLVERS["decay"], "model": dropout_model},
+    "int8": {"solver": SOLVERS["uneven"], "participation": 0.7, "codec": "int8"},
+    "topk": {"solver": SOLVERS["sgd"], "codec": "topk:share=0.3"},
 }
-REPEATED = tuple(name for name in WORK if name != "drawn epochs of some")  # every round is alike
+REPEATED = tuple(
+    name for name in WORK if name not in ("drawn epochs of some", "int8")
+)  # every round is alike
 PLAIN = tuple(name for name, work in WORK.items() if work["solver"].plain)
 ROUNDS = 4  # of which the second is recorded, and later ones replayed
+
+
+def takes(work: str, name: str) -> bool:
+    """Whether an algorithm's clients may send their updates by the codec, if there is one."""
+    coded = "codec" in WORK[work]
+    return not (coded and isinstance(built(name), MemoryAlgorithm | GradientAlgorithm))
 
 
 # ---- the paths ----
@@ -132,7 +142,7 @@ EAGER = {
         shown=computed_by(Classifier),
         code=Classifier,
         model=linear_model,
-        work=("epoch", "drawn epochs of some"),
+        work=("epoch", "drawn epochs of some", "topk"),
         never=("scaled", "mime"),
     ),
 }
@@ -187,6 +197,8 @@ def numbers(made: Simulation) -> Numbers:
         mine |= {"loss0": made.loss0[r], "left out": made.left_out[r], "lowest": made.lowest[r]}
         if r in made.memories.values:
             mine["memory"] = made.memories.values[r]
+        if made.left_out_of_updates:
+            mine["left out of updates"] = made.left_out_of_updates[r]
     for i, view in enumerate(made.views):
         mine = found[made.runs[view.run].label, view.seed]
         mine |= {f"losses of {view.label}": made.loss[i], f"scores of {view.label}": made.score[i]}
@@ -196,7 +208,8 @@ def numbers(made: Simulation) -> Numbers:
 @cache
 def plain_loop(work: str, model: Callable[[], nn.Module]) -> Numbers:
     options = {"model": model} | WORK[work]
-    return numbers(simulation(FEDERATION, ALGORITHMS, SEEDS, engine="loop", workers=1, **options))
+    names = [name for name in ALGORITHMS if takes(work, name)]
+    return numbers(simulation(FEDERATION, names, SEEDS, engine="loop", workers=1, **options))
 
 
 FEDERATION = make_federation([1, 2, 3, 17, 45, 8, 1, 26])  # single samples, partial batches, full ones
@@ -266,7 +279,7 @@ def test_it_gives_the_numbers_of_the_plain_loop(
 def test_it_does_so_for_all_together_whatever_the_work(
     path: Path, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = tuple(name for name in ALGORITHMS if name not in path.never)
+    names = tuple(name for name in ALGORITHMS if name not in path.never and takes(work, name))
     assert_gives_the_loops_numbers(path, work, names, monkeypatch, seeds=[0])
 
 

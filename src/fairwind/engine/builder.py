@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fairwind.codecs import codec_of
 from fairwind.contract import Contribution, MemoryAlgorithm, PersonalAlgorithm, Stateless
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
@@ -22,7 +24,7 @@ from fairwind.engine.executor import Executor, Run, seeing
 from fairwind.engine.local import locals_of
 from fairwind.engine.loop.executor import Loop
 from fairwind.engine.machine import Machine, compute_type, find_machine
-from fairwind.engine.memory import Memories
+from fairwind.engine.memory import Compression, Memories, first_vectors
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import (
     Case,
@@ -58,6 +60,7 @@ class BuiltEngine(NamedTuple):
     x: Tensor  # (R, P) the runs' first models
     memories: Memories
     executor: Executor
+    compression: Compression | None  # of the updates that clients send
 
     @property
     def scorer(self) -> Scorer:
@@ -104,6 +107,7 @@ def build_engine(
         settings.clients_per_round,
         settings.probe_samples,
         first_client,
+        settings.selection,
     )
     with _threads(placed, 1):
         plain = PlainModel.fitted(first, federation, loss, score, planner.solver.batch_size, augment)
@@ -116,16 +120,22 @@ def build_engine(
     if not plan.on_gpu:
         keep_memory()
     check_room(runs, planner.participants * x[0].nbytes, machine)
-    memories = Memories(runs, x, len(federation), on_host=plan.client_vectors.value == "host")
+    on_host = plan.client_vectors.value == "host"
+    keep = partial(Memories, clients=len(federation), device=x.device, on_host=on_host)
+    memories, compression = keep(first_vectors(runs, x)), None
+    if settings.codec is not None:
+        nothing = {r: torch.zeros_like(first) for r, first in enumerate(x)}
+        compression = Compression(codec_of(settings.codec), keep(nothing))
     plain.evaluated_numbers = plan.sizes.evaluated_numbers
     executor: Executor
     if stacked is not None:
         stacked.evaluated_numbers = plan.sizes.evaluated_numbers
-        executor = Stacked(stacked, federation, planner, runs, memories, plan, ranks)
+        executor = Stacked(stacked, federation, planner, runs, memories, plan, ranks, compression)
     else:
-        executor = Loop(plain, federation, planner, runs, memories, plan)
+        executor = Loop(plain, federation, planner, runs, memories, plan, compression)
     settings = resolved_settings(settings, machine, plan)
-    return BuiltEngine(settings, plan, federation, planner, plain, stacked, x, memories, executor)
+    made = settings, plan, federation, planner, plain, stacked, x, memories, executor
+    return BuiltEngine(*made, compression)
 
 
 def pooled_engine(
@@ -141,7 +151,7 @@ def pooled_engine(
         solver = replace(solver, steps=(solver.steps[0] * len(federation), solver.steps[1] * len(federation)))
     elif solver.steps is not None:
         solver = replace(solver, steps=solver.steps * len(federation))
-    settings = replace(settings, solver=solver, participation=1.0, clients_per_round=None)
+    settings = replace(settings, solver=solver, participation=1.0, clients_per_round=None, codec=None)
     return build_engine(models, federation.pooled(), runs, settings, **task)
 
 
@@ -169,7 +179,8 @@ def fine_tuned_engine(
     The clients' `memories` are then their models (K, P), by run. The learning rate is the solver's first.
     """
     solver = replace(settings.solver, epochs=settings.finetune, steps=None, lr_decay=1.0, lr_schedule=None)
-    alone = replace(settings, solver=solver, participation=1.0, clients_per_round=None, compile="off")
+    alone = replace(settings, solver=solver, participation=1.0, clients_per_round=None, codec=None)
+    alone = replace(alone, compile="off")
     runs = [run._replace(algorithm=CLIENTS_ALONE) for run in runs]
     engine = build_engine(models, federation, runs, alone, **task)
     for r, kept in engine.memories.values.items():
@@ -195,7 +206,7 @@ def _planned(
     placed: Placement,
 ) -> tuple[ExecutionPlan, StackedModel | None]:
     """The plan, and the stacked model if it has one."""
-    case = Case(settings, machine, _counts(plain, planner, runs))
+    case = Case(settings, machine, _counts(plain, planner, runs, coded=settings.codec is not None))
     stacked: StackedModel | None = None
     stacking: StackedCounts | str = why_not_stacked(case)
     if not stacking:
@@ -229,10 +240,11 @@ def _stacked(
     return stacked
 
 
-def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run]) -> Counts:
+def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run], *, coded: bool) -> Counts:
     solver, size, kinds = planner.solver, planner.federation.train, [type(run.algorithm) for run in runs]
     steps = solver.local_steps(solver.work[1], -(-size // solver.batch_size))
     keeping = sum(issubclass(kind, MemoryAlgorithm | PersonalAlgorithm) for kind in kinds)
+    keeping += len(runs) if coded else 0
     return Counts(
         rows=planner.participants * len(runs),
         repeats=planner.repeats,

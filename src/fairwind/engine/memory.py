@@ -1,31 +1,37 @@
-"""What clients keep between rounds: a vector, or a personal model."""
+"""What clients keep between rounds: a vector, or a personal model; and what a codec left out of updates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairwind.codecs import Codec
 from fairwind.contract import Change, MemoryAlgorithm, PersonalAlgorithm
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run
 from fairwind.engine.ranks import Ranks
 
 
-class Memories:
-    """Vectors (K, P) of the clients of those runs that keep any."""
+def first_vectors(runs: Sequence[Run], x: Tensor) -> dict[int, Tensor]:
+    """What clients keep at first (P,), of those runs that keep anything: from models x (R, P)."""
+    found = {}
+    for r, run in enumerate(runs):
+        if isinstance(run.algorithm, PersonalAlgorithm):
+            found[r] = x[r]
+        elif isinstance(run.algorithm, MemoryAlgorithm):
+            found[r] = torch.zeros_like(x[r])
+    return found
 
-    def __init__(self, runs: Sequence[Run], x: Tensor, clients: int, *, on_host: bool):
-        """From models x (R, P)."""
-        keeping = [
-            r for r, run in enumerate(runs) if isinstance(run.algorithm, MemoryAlgorithm | PersonalAlgorithm)
-        ]
-        self.device = x.device
-        place = torch.device("cpu") if on_host else x.device
-        self.values: dict[int, Tensor] = {}
-        for r in keeping:
-            own = isinstance(runs[r].algorithm, PersonalAlgorithm)  # starts at x_0
-            first = x[r].to(place) if own else x.new_zeros((), device=place)
-            self.values[r] = first.expand(clients, x.shape[1]).clone()
+
+class Memories:
+    """Vectors (K, P) of the clients of some runs."""
+
+    def __init__(self, first: Mapping[int, Tensor], clients: int, device: torch.device, *, on_host: bool):
+        """Each client of a run begins with the vector (P,) given."""
+        self.device = device
+        place = torch.device("cpu") if on_host else device
+        self.values = {r: vector.to(place).expand(clients, -1).clone() for r, vector in first.items()}
 
     def take(self, r: int, clients: Tensor) -> Tensor:
         """The vectors of some clients (n, P), on the computing device."""
@@ -48,6 +54,24 @@ class Memories:
         for some, own in zip(torch.split(clients, at_once), torch.split(mine, at_once), strict=True):
             rows = self.take(r, some).masked_fill_(~own[:, None].to(self.device), 0)
             self.put(r, some, ranks.sum(rows)[0])
+
+
+class Compression(NamedTuple):
+    """How the updates of all runs are sent, and what was left out of those so far."""
+
+    codec: Codec
+    errors: Memories
+
+    def sent(self, r: int, clients: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+        """What arrives of updates (n, P), and what is left out of them."""
+        whole = updates + self.errors.take(r, clients)
+        arrived = self.codec.rounded(whole)
+        return arrived, whole.sub_(arrived)
+
+    def keep(self, r: int, clients: Tensor, usable: Tensor, left_out: Tensor) -> None:
+        """Stores what is left out, of the clients (n,) that count."""
+        before = self.errors.take(r, clients)
+        self.errors.put(r, clients, torch.where(usable[:, None], left_out, before))
 
 
 def changed(

@@ -45,7 +45,7 @@ from fairwind.robust.rounds import lying_sums
 from fairwind.runs.schema import HistoryLine, Part, Stopped
 
 PER_RUN = "x", "loss0", "left_out", "stalled", "lowest"  # a row for each run
-OF_SOME = "memory", "state", "mean"  # of the runs that have them, by kind
+OF_SOME = "memory", "error", "state", "mean"  # of the runs that have them, by kind
 
 
 class Final(NamedTuple):
@@ -97,7 +97,9 @@ class Simulation:
         if pooled:
             self.engines.append(pooled_engine(models, federation, pooled, resolved, plan=plan, **task))
         self.engine = self.engines[0]
-        _, self.plan, _, self.planner, self.plain, self.stacked, _, self.memories, self.executor = self.engine
+        _, self.plan, _, self.planner, self.plain, self.stacked, _, self.memories, *_ = self.engine
+        self.executor, compression = self.engine.executor, self.engine.compression
+        self.left_out_of_updates = {} if compression is None else compression.errors.values
         own = {name: getattr(settings, name) for name in ("solver", "participation", "clients_per_round")}
         self.settings = replace(self.engine.settings, **own)
         self.federation = self.engine.federation if federated else self.engine.place(federation)
@@ -450,6 +452,7 @@ class Simulation:
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {name: getattr(self, name) for name in PER_RUN}
         tensors |= {f"memory.{r}": kept for r, kept in self.memories.values.items()}
+        tensors |= {f"error.{r}": left_out for r, left_out in self.left_out_of_updates.items()}
         tensors |= {f"mean.{r}": mean for r, mean in self.means.items()}
         for r, state in enumerate(self.states):
             tensors |= {f"state.{r}.{name}": value for name, value in state._asdict().items()}
