@@ -17,6 +17,7 @@ Value = TypeVar("Value", bound=str | int | float, covariant=True)
 Place = Literal["device", "host"]
 Steps = Literal["eager", "ahead-of-time", "torch.compile", "hand-written"]
 Gradients = Literal["dense", "factored"]
+Convolutions = Literal["none", "as called", "channels last", "products"]
 Graphs = Literal["none", "steps", "rounds"]
 Scored = Literal["all", "one"]
 
@@ -37,6 +38,7 @@ class ExecutionPlan(NamedTuple):
     executor: Decision[Engine]  #: "stacked" (all clients at once) or "loop" (one after another).
     steps: Decision[Steps]  #: "eager", "ahead-of-time" (compiled), "torch.compile" or "hand-written" (C++).
     gradients: Decision[Gradients]  #: "factored" ones are never stored.
+    convolutions: Decision[Convolutions]  #: PyTorch's ("as called" or "channels last"), or "products".
     graphs: Decision[Graphs]  #: What is recorded as CUDA graphs.
     workers: Decision[int]  #: Threads that share the clients.
     threads: Decision[int]  #: Threads of one kernel on a CPU.
@@ -95,6 +97,7 @@ class Counts(NamedTuple):
     recurrent: int
     flops: int  # of a sample's forward pass
     replaces_functions: bool  # to draw random numbers, which slows down every operation
+    channels_last: bool  # whether a CPU may keep activations with channels last in memory
     draws_by_generator: bool  # from PyTorch's generators, which threads share
 
 
@@ -263,6 +266,7 @@ def _loop(case: Case, placed: Placement, why: str) -> ExecutionPlan:
         executor=Decision("loop", why),
         steps=Decision("eager", "clients train one after another"),
         gradients=Decision("dense", "clients train one after another"),
+        convolutions=_loop_convolutions(case),
         graphs=Decision("none", "they are for stacked clients on a GPU"),
         workers=workers,
         threads=threads,
@@ -287,6 +291,7 @@ def _stacked(case: Case, placed: Placement, stacked: StackedCounts, why: str) ->
         executor=Decision("stacked", why),
         steps=steps,
         gradients=_gradients(case.factors_help, stacked.factored_layers),
+        convolutions=_stacked_convolutions(case),
         graphs=_graphs(case, hosted="host" in (placed.data.value, vectors.value)),
         workers=Decision(case.workers, asked),
         threads=Decision(1, "threads share the clients, not the kernels"),
@@ -369,6 +374,24 @@ def _gradients(possible: bool, layers: int) -> Decision[Gradients]:
     if possible and layers:
         return Decision("factored", f"{layers} large dense layer{'s' * (layers > 1)}")
     return Decision("dense", "no large dense layer" if possible else "factors are for plain SGD on a CPU")
+
+
+def _loop_convolutions(case: Case) -> Decision[Convolutions]:
+    if not case.counts.convolutions:
+        return Decision("none", "the model has none")
+    if case.machine.on_gpu:
+        return Decision("as called", "channels last is for a CPU")
+    if not case.counts.channels_last:
+        return Decision(
+            "as called", "the model has no Conv2d, or does not train with channels last in memory"
+        )
+    return Decision("channels last", "a CPU's kernels are faster so")
+
+
+def _stacked_convolutions(case: Case) -> Decision[Convolutions]:
+    if not case.counts.convolutions:
+        return Decision("none", "the model has none")
+    return Decision("products", "clients have different kernels")
 
 
 def _graphs(case: Case, *, hosted: bool) -> Decision[Graphs]:
