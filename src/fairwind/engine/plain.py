@@ -283,7 +283,7 @@ def _channels_last(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def agree(found: Sequence[Tensor | None], exact: Sequence[Tensor | None], tolerance: float) -> bool:
-    """Whether gradients are equal up to rounding, where none is zero; others than finite ones are not compared."""
+    """Whether gradients are equal up to rounding; none is zero, and what is not finite cannot be compared."""
     none = torch.zeros(())
     pairs = [
         torch.broadcast_tensors(*(none if g is None else g.detach().double().to_dense() for g in pair))

@@ -382,10 +382,8 @@ def _loop_convolutions(case: Case) -> Decision[Convolutions]:
     if case.machine.on_gpu:
         return Decision("as called", "channels last is for a CPU")
     if not case.counts.channels_last:
-        return Decision(
-            "as called", "the model has no Conv2d, or does not train with channels last in memory"
-        )
-    return Decision("channels last", "a CPU's kernels are faster so")
+        return Decision("as called", "the model has no nn.Conv2d, or cannot train with channels last")
+    return Decision("channels last", "a CPU's kernels are faster for this memory layout")
 
 
 def _stacked_convolutions(case: Case) -> Decision[Convolutions]:
