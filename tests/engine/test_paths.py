@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from fairwind.contract import TYPES
+from fairwind.engine import plan
 from fairwind.engine.backends.backend import HANDWRITTEN, Handwritten
 from fairwind.engine.backends.classifier import Classifier
-from fairwind.engine.plan import Convolutions, Decision, Gradients, Graphs, Place, Steps
+from fairwind.engine.backends.convolutions import Convolutions
+from fairwind.engine.plan import Decision, Gradients, Graphs, Place, Steps
 from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
 from own_algorithms import built
@@ -69,6 +71,12 @@ def linear_model() -> nn.Module:
 def convolutions() -> nn.Module:
     first = nn.Unflatten(1, (1, 1, FEATURES)), nn.Conv2d(1, 4, (1, 2)), nn.ReLU(), nn.MaxPool2d((1, 2))
     second = nn.Conv2d(4, 3, 1), nn.Tanh(), nn.Flatten(), nn.Linear(6, CLASSES)
+    return nn.Sequential(*first, *second).double()
+
+
+def small_convolutions() -> nn.Module:
+    first = nn.Unflatten(1, (1, 1, FEATURES)), nn.Conv2d(1, 4, 2, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(4, 3, (1, 2), bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(6, CLASSES)
     return nn.Sequential(*first, *second).double()
 
 
@@ -202,6 +210,9 @@ EAGER = {
         never=("scaled", "mime"),
     ),
 }
+EAGER["hand-written convolutions"] = EAGER["hand-written"]._replace(
+    shown=computed_by(Convolutions), code=Convolutions, model=small_convolutions
+)
 AHEAD_OF_TIME = {
     # In chunks of one and of two rows, too, as compiled code likes least
     "compiled": Path(ON | TWO | {"memory": 1e-6}, {"steps": COMPILED, "gradients": "dense"}, shown=in_chunks),
@@ -221,7 +232,7 @@ def test_all_hand_written_code_is_a_path_here() -> None:
 def test_every_value_of_a_plan_is_a_path_here() -> None:
     elsewhere = {"auto", "torch.compile" if DEVICE == "cpu" else "ahead-of-time"}  # settings; other devices
     values = {value for path in PATHS.values() for value in (*path.plan.values(), path.graphs)}
-    for part in (Engine, Steps, Gradients, Convolutions, Graphs, Place):
+    for part in (Engine, Steps, Gradients, plan.Convolutions, Graphs, Place):
         assert set(get_args(part)) - elsewhere <= values
 
 
@@ -264,8 +275,8 @@ def plain_loop(work: str, model: Callable[[], nn.Module]) -> Numbers:
     options = {"model": model} | WORK[work]
     made = simulation(FEDERATION, ALGORITHMS, SEEDS, engine="loop", workers=1, **options)
     if made.plan.convolutions.value != "none":
-        plan = made.plan._replace(convolutions=Decision("as called", "the plain loop"))
-        made = simulation(FEDERATION, ALGORITHMS, SEEDS, engine="loop", workers=1, plan=plan, **options)
+        other = made.plan._replace(convolutions=Decision("as called", "the plain loop"))
+        made = simulation(FEDERATION, ALGORITHMS, SEEDS, engine="loop", workers=1, plan=other, **options)
     return numbers(made)
 
 
@@ -286,8 +297,8 @@ def assert_gives_the_loops_numbers(
     options = {"model": path.model} | WORK[work] | path.settings
     made = simulation(FEDERATION, names, [*seeds], **options)
     if path.graphs != "none":
-        plan = made.plan._replace(graphs=Decision(path.graphs, "replayed on a CPU"))
-        made = simulation(FEDERATION, names, [*seeds], plan=plan, **options)
+        other = made.plan._replace(graphs=Decision(path.graphs, "replayed on a CPU"))
+        made = simulation(FEDERATION, names, [*seeds], plan=other, **options)
     for part, taken in path.plan.items():
         assert getattr(made.plan, part).value == taken, made.plan
     found = numbers(made)

@@ -241,9 +241,16 @@ def decide(case: Case, placed: Placement, stacking: StackedCounts | str) -> Exec
         return _loop(case, placed, stacking)
     if case.settings.engine == "stacked":
         return _stacked(case, placed, stacking, "engine=stacked")
+    if _handwritten_convolutions(case, stacking, _steps(case, placed, stacking)):
+        return _stacked(case, placed, stacking, "there are C++ steps for its convolutions")
     if case.chosen_by_speed and case.loop_seconds < case.stacked_seconds(stacking):
         return _loop(case, placed, case.gains_nothing)
     return _stacked(case, placed, stacking, "the model can be stacked")
+
+
+def _handwritten_convolutions(case: Case, stacked: StackedCounts, steps: Decision[Steps]) -> bool:
+    """Whether all local steps and probes are C++ for convolutions, which is faster than the loop."""
+    return bool(case.counts.convolutions) and stacked.handwritten == "all" and steps.value == "hand-written"
 
 
 def resolved_settings(settings: Settings, machine: Machine, plan: ExecutionPlan) -> Settings:
@@ -285,6 +292,8 @@ def _stacked(case: Case, placed: Placement, stacked: StackedCounts, why: str) ->
     scorer: Decision[Scored] = Decision("all", "their layers are computed together")
     if case.machine.on_gpu and counts.flops >= tuning.MIN_SINGLE_SCORED_FLOPS:
         scorer = Decision("one", "one model's batch fills the GPU")
+    if _handwritten_convolutions(case, stacked, steps):
+        scorer = Decision("one", "PyTorch's convolutions are faster than those of all models at once")
     asked = "one per core" if settings.workers is None else f"workers={settings.workers}"
     return ExecutionPlan(
         *placed,
@@ -362,6 +371,8 @@ def _steps(case: Case, placed: Placement, stacked: StackedCounts) -> Decision[St
         a_round = tuning.SAVED_SECONDS_PER_CALL * max(
             counts.most_steps, int(numbers // room * counts.mean_steps)
         )
+    if stacked.handwritten == "all" and counts.convolutions:  # about half of what the loop takes
+        a_round = counts.rows * counts.mean_steps * case.loop_seconds / 2
     saved, what = settings.rounds * a_round, f"compiling takes about {takes:.0f} s, and saves about"
     if saved < takes:
         return Decision("eager", f"{what} {saved:.2g} s in {settings.rounds} rounds")
