@@ -66,6 +66,14 @@ CPU = {
         "channels last in the loop", {"convolutions": "as called"}, "convolutions", ONE, 1, LOOP
     ),
     "channels-last-leaf": Ablation("the same", {"convolutions": "as called"}, "leaf", ONE, 1, LOOP),
+    "convolutions": Ablation(
+        "hand-written steps of convolutions",
+        {"executor": "loop", "steps": "eager", "convolutions": "channels last"},
+        "convolutions",
+        ONE,
+        1,
+        COMPILED,
+    ),
     "sort": Ablation("sorting by NumPy", {}, "synthetic", ONE, 1, COMPILED, {"NUMPY_SORTS": False}),
 }
 ROUNDS, STEPS, EAGER = {"graphs": "steps"}, {"graphs": "none"}, {"steps": "eager"}
