@@ -60,7 +60,7 @@ NVFLARE := .venvs/nvflare
 $(NVFLARE)/.ready: pyproject.toml constraints.txt  # of its own: NVFLARE pins exact versions of what it needs
 	$(PYTHON) -m venv $(NVFLARE)
 	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[nvflare]' pytest
+	$(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[nvflare,privacy]' pytest
 	touch $@
 
 test-nvflare: $(NVFLARE)/.ready  ## the algorithms on NVFLARE, in its simulator

@@ -50,7 +50,7 @@ def _fields(schema: dict[str, Any], root: dict[str, Any], path: str) -> Iterator
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}" if path else name
         yield here, _kind(field), field.get("description", "")
-        if "$ref" in field and here == "runs[].final":
+        if "$ref" in field and here in ("runs[].final", "runs[].new_clients", "summary[].new_clients"):
             continue  # the measures are listed once, with the summary
         yield from _fields(field, root, here)
         if "items" in field:

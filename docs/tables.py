@@ -648,6 +648,28 @@ def exponents() -> str:
     return table(head, [[TASKS[task], display_name(name), *cells] for (task, name), cells in rows.items()])
 
 
+def joined() -> str:
+    """Of each task and model: average and worst 30 %, who gains from joining, and what new clients get."""
+    rows = []
+    for row in recorded("joining"):
+        gains = {each["algorithm"]: each for each in row["joining"]["algorithms"]}
+        task = f"{TASKS[row['task']]}, {row['rounds']} rounds"
+        for line in row["summary"]:
+            label = line["algorithm"]
+            levels = " / ".join(f"{line[key]['mean']:.1f}" for key in ("avg", "worst30"))
+            cells = [task, display_name(label), levels, "–", "–", "–"]
+            if label in gains:
+                found, apart = gains[label], gains[label].get("average")
+                cells[3] = f"{found['better']} / {found['equal']} / {found['worse']}"
+                cells[4] = with_interval([apart[key] for key in ("value", "low", "high")]) if apart else "–"
+            if "new_clients" in line:
+                cells[5] = f"{line['new_clients']['avg']['mean']:.1f}"
+            rows.append(cells)
+            task = ""
+    head = ["task", "model", "average / worst 30 %", "gain / same / lose", "gain", "new clients: average"]
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     f.__name__: f
     for f in (
@@ -679,6 +701,7 @@ TABLES: dict[str, Callable[..., str]] = {
         rates_after,
         rates_of,
         exponents,
+        joined,
     )
 }
 

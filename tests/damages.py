@@ -25,7 +25,7 @@ def damages(data: bytes) -> Iterator[tuple[str, bytes | None]]:
         yield f"the JSON {text.decode()}", text
     if (changed := _another_number(data)) is not None:
         yield "another number", changed
-    for i in range(8):
+    for i in range(8 if data else 0):
         place = i * (len(data) - 1) // 7
         yield f"bit {i} of byte {place} flipped", _flipped(data, place, i)
 

@@ -26,7 +26,7 @@ def main(spec: str) -> None:
         model.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(inputs.float()), targets)
         if flare.is_evaluate():
-            flare.send(as_model(Judged(size, size, loss.item(), {"accuracy": 50.0})))
+            flare.send(as_model(Judged(size, size, loss.item(), {"accuracy": 50.0}), received))
             continue
         torch.autograd.backward(loss)
         norm = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).norm().item()
@@ -37,7 +37,7 @@ def main(spec: str) -> None:
                 new.sub_(LR * old.grad)
         first_loss = loss.item() if first_loss is None else first_loss
         numbers = {"size": size, "lr": LR, "steps": 1, "loss": loss.item(), "grad_norm": norm}
-        flare.send(as_model(report_update(model, after, first_loss=first_loss, **numbers)))
+        flare.send(as_model(report_update(model, after, first_loss=first_loss, **numbers), received))
 
 
 main(sys.argv[1])

@@ -32,6 +32,7 @@ def test_public_names() -> None:
         "Memory",
         "MemoryAlgorithm",
         "PersonalAlgorithm",
+        "PooledAlgorithm",
         "Report",
         "Result",
         "Score",

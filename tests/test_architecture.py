@@ -54,19 +54,19 @@ ENGINE = (
 )
 
 RUNS = (
-    ("hints", "files", "progress", "schema"),
+    ("hints", "files", "progress", "schema", "duration"),
     ("spec", "folder"),
-    ("seals", "cost", "environment", "references"),
+    ("seals", "cost", "environment", "references", "gains"),
     ("recipe",),
     ("results",),
     ("directory",),
-    ("training",),
+    ("training", "growth"),
     ("session",),
 )
 
 EXCHANGE = (
     ("message",),
-    ("bounds", "capping", "own_loop", "evaluation", "secure", "kept"),
+    ("bounds", "capping", "own_loop", "evaluation", "secure", "kept", "releases"),
     ("privacy", "holding"),
     ("accounting",),
     ("client", "server"),
@@ -79,12 +79,11 @@ REPORT = (
     ("table", "latex"),
     ("record",),
     ("paired",),
-    ("gains",),
     ("finding", "paper_comparison", "theme", "html"),
     ("charts", "legend", "provenance"),
     ("spread", "pareto", "labels", "theory", "targets"),
-    ("groups", "sizes", "clients", "joining", "search"),
-    ("page", "panel"),
+    ("groups", "sizes", "clients", "joining", "newcomers"),
+    ("page", "panel", "search"),
     ("plane", "interim"),
     ("study", "live"),
 )

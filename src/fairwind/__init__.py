@@ -19,6 +19,7 @@ from fairwind.contract import (
     Memory,
     MemoryAlgorithm,
     PersonalAlgorithm,
+    PooledAlgorithm,
     Report,
     Stateless,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Memory",
     "MemoryAlgorithm",
     "PersonalAlgorithm",
+    "PooledAlgorithm",
     "Report",
     "Result",
     "Score",

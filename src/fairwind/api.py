@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from fairwind import setups
-from fairwind.algorithms import BASELINES, REGISTRY, with_sets
+from fairwind.algorithms import REGISTRY, with_sets
 from fairwind.comparison import Comparison, Result, load, of_simulation
 from fairwind.contract import AnyAlgorithm, is_algorithm
 from fairwind.engine.ranks import find, join
 from fairwind.engine.settings import Options, Settings
 from fairwind.errors import InputError, first_line, in_range, python_numbers, shown
 from fairwind.errors import unknown as unknown_name
+from fairwind.runs.duration import Duration, seconds_of
 from fairwind.runs.hints import LOCAL, near
 from fairwind.runs.recipe import Recipe
 from fairwind.runs.results import Evaluated
@@ -63,6 +64,7 @@ def simulate(
     seed: int = 0,
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
+    time_budget: Duration | None = None,
     track: Given = (),
     **options: Unpack[Options],
 ) -> Result:
@@ -75,7 +77,7 @@ def simulate(
     if len(one := labelled(algorithm)) != 1:
         raise InputError(f"simulate trains one algorithm, not {len(one)}: give one, or use compare")
     shown: Any = {"progress": progress, "after_evaluation": after_evaluation, "track": track}
-    return compare(task, one, seeds=[seed], **shown, **options).runs[0]
+    return compare(task, one, seeds=[seed], time_budget=time_budget, **shown, **options).runs[0]
 
 
 @takes_settings
@@ -88,6 +90,7 @@ def compare(
     checkpoint_every: float = 30,
     progress: bool = True,
     after_evaluation: Evaluated | None = None,
+    time_budget: Duration | None = None,
     track: Given = (),
     **options: Unpack[Options],
 ) -> Comparison:
@@ -100,8 +103,13 @@ def compare(
 
     With `out`, everything is written into that directory: history, results, trained models, and a checkpoint
     every `checkpoint_every` seconds. The same call resumes an interrupted comparison, with results identical
-    bit for bit, and loads a finished one. `after_evaluation` is called with the newest metrics of every run,
-    a list of dicts. `track` names trackers, such as "mlflow:FOLDER", or is a `fairwind.Tracker` of your own.
+    bit for bit, and loads a finished one. With more rounds, seeds or algorithms the comparison grows: only
+    what is missing is trained, and the results are those of one call.
+
+    `after_evaluation` is called with the newest metrics of every run, a list of dicts; training stops if it
+    returns True. It also stops once a `time_budget`, in seconds or as "10m", of training is used up; the same
+    call with more goes on. `track` names trackers, such as "mlflow:FOLDER", or is a `fairwind.Tracker` of
+    your own.
     """
     from fairwind.runs.session import Session
     from fairwind.runs.training import messages
@@ -113,12 +121,10 @@ def compare(
         )
     checkpoint_every = python_numbers(checkpoint_every)
     in_range(0, math.inf, checkpoint_every=checkpoint_every)
+    budget = None if time_budget is None else seconds_of(time_budget, "time_budget")
     own = labelled(algorithms)
     recipe = Recipe(task.source or task.name, tuple(own), several_seeds(seeds), settings_of(task, options))
     given = {label: algorithm for label, algorithm in own.items() if is_algorithm(algorithm)}
-    for label in BASELINES:
-        if label in given and not getattr(given[label], "alone", False):
-            raise InputError(f"{label!r} names the baseline of training alone: call your algorithm otherwise")
     recipe.check(given)
     path = None if out is None else Path(out)
     tracking = Tracking(track if find().first else ())
@@ -137,6 +143,7 @@ def compare(
         console=messages() if progress else None,
         tracking=tracking,
         after_evaluation=after_evaluation,
+        time_budget=budget,
         finished=page,
     ).run()
     if trained is None:
@@ -159,6 +166,11 @@ def refuse_unknown(given: Mapping[str, object], function: Callable[..., object])
     for name in given:
         if name in names:
             continue
+        if name in ("validation", "new_clients"):
+            raise InputError(
+                f"{name!r} is the federation's: give Federation.from_clients(…, {name}=…), a setup as in "
+                f"'synthetic:{name}=0.2', or federation.with_{name}(…)"
+            )
         meant = near(name, (*names, *LOCAL))
         if meant in LOCAL:
             raise InputError(f"{name!r} is the local solver's: give solver=fairwind.Solver({meant}=…)")

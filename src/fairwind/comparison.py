@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fairwind.engine.evaluation import EvaluatedModel
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, in_range, needs_extra, python_numbers, unknown, whole
 from fairwind.intervals import Interval, paired_differences
@@ -21,9 +22,11 @@ from fairwind.metrics import Floats
 from fairwind.runs.directory import RunDirectory
 from fairwind.runs.files import CLIENTS, MODELS, RESULTS
 from fairwind.runs.folder import resuming
+from fairwind.runs.gains import Joining, alone_label, joining
+from fairwind.runs.growth import finished_at
 from fairwind.runs.results import final_metrics
-from fairwind.runs.schema import GroupAverage, HistoryLine, Metrics, Plan, Results
-from fairwind.runs.seals import check_whole, read_history, read_results
+from fairwind.runs.schema import Baseline, GroupAverage, HistoryLine, Metrics, Plan, Results, RunRow
+from fairwind.runs.seals import check_whole, read_history, read_results, with_history
 from fairwind.serving.export import ONNX, check_format, write_model, write_state
 from fairwind.serving.model import outputs_of, read_inputs, samples_of, trained
 from fairwind.task import Task
@@ -31,8 +34,18 @@ from fairwind.task import Task
 if TYPE_CHECKING:
     import pandas
 
-    from fairwind.report.gains import Joining
     from fairwind.report.record import Record
+
+
+@dataclass(frozen=True)
+class NewClients:
+    """How a model does on clients that took no part in training."""
+
+    metrics: Metrics[float | None]  #: By name, as those of the others.
+    score: Tensor  #: (N,) Each client's test score.
+    loss: Tensor  #: (N,) Each client's mean test loss.
+    scores: dict[str, Tensor]  #: (N,) Every score by name.
+    clients: list[str]  #: Their names.
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,10 @@ class Result:
     groups: dict[str, GroupAverage[float | None]] = field(default_factory=dict)  #: By label: clients, avg.
     worst_group: str | None = None  #: Of groups, the one with the worst average.
     clients: list[str] = field(default_factory=list, repr=False)  #: Their names.
+    baseline: Baseline | None = None
+    """What it is, if not an algorithm's own model: local, pooled or finetuned."""
+    new_clients: NewClients | None = field(default=None, repr=False)
+    """The same of clients that took no part in training, if there are any, and the model fits them."""
     personal: bool = False  #: Whether each client has a model: parameters in `state_dict` are (K, …).
     task: Task | None = field(default=None, repr=False, compare=False)
     """The task, if it was given; else a comparison's directory may say which it is."""
@@ -201,12 +218,14 @@ class Comparison:
         try:
             from rich.console import Console
 
-            from fairwind.report.table import summary_table
+            from fairwind.report.table import new_clients_table, summary_table
         except ModuleNotFoundError:  # without the extra for the command line
             return "\n".join(map(repr, self.runs))
         console = Console(width=80, color_system=None, force_jupyter=False)
         with console.capture() as capture:
             console.print(summary_table(self.results, self.ahead()))
+            if (new := new_clients_table(self.results)) is not None:
+                console.print(new)
         return capture.get().rstrip()
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -254,18 +273,27 @@ class Comparison:
         comparisons = max(1, len(self.results["summary"]) - 1)
         return paired_differences(a, b, kind=self.results["scores"][0]["kind"], comparisons=comparisons)
 
-    def joining(self) -> "list[Joining]":
+    def joining(self) -> list[Joining]:
         """By algorithm, who gains from joining: each client's score less that of training alone.
 
         For a comparison with the algorithm "local".
         """
-        from fairwind.report.gains import ALONE, joining
-        from fairwind.report.paired import paired
+        rows = self.results["runs"]
+        if alone_label(rows) is None:
+            raise InputError("training alone is not compared: add 'local' to the algorithms")
+        score = torch.stack([run.score for run in self.runs])
+        return joining(rows, score, self.results["scores"][0]["kind"])
 
-        if ALONE not in {run.algorithm for run in self.runs}:
-            raise InputError(f"training alone is not compared: add {ALONE!r} to the algorithms")
-        record = self._record()
-        return joining(record, paired(record))
+    def new_clients_to_pandas(self) -> "pandas.DataFrame":
+        """One row for each run: its metrics over the clients that took no part in training."""
+        rows = [
+            {"algorithm": run.algorithm, "seed": run.seed, **run.new_clients.metrics}
+            for run in self.runs
+            if run.new_clients is not None
+        ]
+        if not rows:
+            raise InputError("there are no new clients: give Federation.from_clients(…, new_clients=0.2)")
+        return _pandas().DataFrame(rows)
 
     def report(self) -> Path:
         """Writes the report page and figures into the directory; returns the page's path."""
@@ -303,7 +331,18 @@ class Comparison:
         )
         history = [line for run in self.runs for line in run.history]
         sizes = np.asarray(self.test_size, dtype=np.int64)
-        return Record(self.results, history, score, sizes, sizes, self.clients, loss=loss)
+        new = [run.new_clients for run in self.runs if run.new_clients is not None]
+        return Record(
+            self.results,
+            history,
+            score,
+            sizes,
+            sizes,
+            self.clients,
+            loss=loss,
+            new_score=torch.stack([each.score for each in new]).float().numpy() if new else None,
+            new_names=tuple(new[0].clients) if new else (),
+        )
 
     def _scores_of(self, label: str) -> Floats:
         mine = [run.score.double().numpy() for run in self.runs if run.algorithm == label]
@@ -316,9 +355,9 @@ def of_simulation(simulation: Simulation, results: Results, path: Path | None, t
     """The comparison of a simulation."""
     names = [score.name for score in simulation.scores]
     curves, final = simulation.curves.tensor(), simulation.final()
-    runs = []
-    for r, run in enumerate(simulation.views):
-        line = final.lines[r]
+    runs, watched = [], len(simulation.views)
+    for r, run in enumerate(final.views):
+        line, kept = final.lines[r], r < watched
         scores = [final.score[r], *(values[r] for values in final.other_scores)]
         runs.append(
             Result(
@@ -328,15 +367,17 @@ def of_simulation(simulation: Simulation, results: Results, path: Path | None, t
                 score=final.score[r],
                 loss=final.loss[r],
                 scores=dict(zip(names, scores, strict=True)),
-                rounds=list(simulation.curves.rounds),
-                curve=curves[:, r],
-                history=simulation.history[r :: len(simulation.views)],
+                rounds=list(simulation.curves.rounds) if kept else [],
+                curve=curves[:, r] if kept else curves[:0, 0],
+                history=simulation.history[r::watched] if kept else [],
                 state_dict={k: v.cpu() for k, v in simulation.state_dict(r).items()},
                 left_out=int(simulation.left_out[run.run]),
                 stalled_rounds=int(simulation.stalled[run.run]),
                 groups=line.get("groups", {}),
                 worst_group=line.get("worst_group"),
                 clients=list(simulation.federation.names),
+                baseline=run.baseline,
+                new_clients=_on_new_clients(simulation, run),
                 personal=run.model == "personal",
                 task=task,
                 path=path,
@@ -347,29 +388,54 @@ def of_simulation(simulation: Simulation, results: Results, path: Path | None, t
     return Comparison(results, runs, list(federation.names), path, list(federation.groups), sizes)
 
 
+def _on_new_clients(simulation: Simulation, view: EvaluatedModel) -> NewClients | None:
+    """How a model of a simulation does on clients that took no part in training."""
+    now, new = simulation.final_of_new_clients(), simulation.federation.new_clients
+    if now is None or new is None or view not in now.views:
+        return None
+    i = now.views.index(view)
+    values = [values[i] for values in (now.score, *now.other_scores)]
+    scores = dict(zip([score.name for score in simulation.scores], values, strict=True))
+    return NewClients(final_metrics(now.lines[i]), now.score[i], now.loss[i], scores, list(new.names))
+
+
 def load(path: str | Path, *, task: Task | None = None) -> Comparison:
     """A finished comparison, read back from its directory.
 
     To predict with its models, give the `task`, unless it is a setup or was named on the command line.
     """
     path = Path(path)
+    files = finished_at(path)
     if task is not None and not isinstance(task, Task):
         raise InputError(f"task is a {type(task).__name__}: give the fairwind.Task that was trained")
-    if not (path / RESULTS).exists():
+    if not (files / RESULTS).exists():
         raise InputError(
             f"{path} holds no finished comparison: there is no {RESULTS} in it; "
             f"finish one that was begun there with {resuming(path)}"
         )
-    check_whole(path)
+    check_whole(files)
     try:
-        results = read_results(path)
-        with safe_open(path / CLIENTS, framework="pt") as file:
+        results = read_results(files)
+        with safe_open(files / CLIENTS, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
-        models = load_file(path / MODELS) if (path / MODELS).exists() else {}
-        history = read_history(path, results)
+        models = load_file(files / MODELS) if (files / MODELS).exists() else {}
+        history = read_history(files, results)
         names = [score["name"] for score in results["scores"]]
         rows, clients = results["runs"], json.loads(metadata["names"])
+        rounds, watched = json.loads(metadata["rounds"]), len(with_history(rows))
+        new = [row for row in rows if "new_clients" in row]
+
+        def on_new_clients(row: RunRow) -> NewClients | None:
+            if row not in new:
+                return None
+            i = new.index(row)
+            scores = {n: tensors["new.score" if n == names[0] else f"new.score.{n}"][i] for n in names}
+            own, loss = scores[names[0]], tensors["new.loss"][i]
+            return NewClients(
+                final_metrics(row["new_clients"]), own, loss, scores, json.loads(metadata["new_names"])
+            )
+
         runs = [
             Result(
                 algorithm=row["algorithm"],
@@ -378,15 +444,17 @@ def load(path: str | Path, *, task: Task | None = None) -> Comparison:
                 score=tensors["score"][r],
                 loss=tensors["loss"][r],
                 scores={n: tensors["score" if n == names[0] else f"score.{n}"][r] for n in names},
-                rounds=json.loads(metadata["rounds"]),
-                curve=tensors["curves"][:, r],
-                history=history[r :: len(rows)],
+                rounds=rounds if r < watched else [],
+                curve=tensors["curves"][:, r] if r < watched else tensors["curves"][:0, 0],
+                history=history[r::watched] if r < watched else [],
                 state_dict=_of(models, f"{row['algorithm']}/{row['seed']}/"),
                 left_out=row["left_out"],
                 stalled_rounds=row["stalled_rounds"],
                 groups=row.get("groups", {}),
                 worst_group=row.get("worst_group"),
                 clients=clients,
+                baseline=row.get("baseline"),
+                new_clients=on_new_clients(row),
                 personal=row.get("model") == "personal",
                 task=task,
                 path=path,

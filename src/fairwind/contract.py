@@ -12,6 +12,7 @@ This is an `Algorithm`. A method that needs more has another type, which says wh
 - `MemoryAlgorithm`: each client also keeps a vector between rounds (SCAFFOLD).
 - `GradientAlgorithm`: the server also gets the clients' mean full gradient (Mime).
 - `PersonalAlgorithm`: each client also trains a personal model (Ditto).
+- `PooledAlgorithm`: there are no clients, but one place with the samples of all.
 - `CohortAlgorithm`: the server sees all reports before it weights the clients (AFL);
 - `GramAlgorithm`: also the inner products of the updates (FedMGDA+).
 """
@@ -136,7 +137,17 @@ class PersonalAlgorithm(NamedTuple, Generic[State, Sums]):
     server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]
     probe: Probe
     pull: float  #: λ
-    alone: bool = False  #: clients train alone: there are personal models, and no global one
+    alone: bool = False  #: clients train alone: personal models are all there is, and nothing is sent
+    name: str = ""
+
+
+class PooledAlgorithm(NamedTuple, Generic[State, Sums]):
+    """An algorithm for a single client that has the training samples of all: no federation."""
+
+    init: Callable[[Tensor], State]
+    client: Callable[[Report], Contribution[Sums]]
+    server: Callable[[Tensor, State, Tensor, Sums], tuple[Tensor, State]]
+    probe: Probe
     name: str = ""
 
 
@@ -175,6 +186,7 @@ SumAlgorithm = (
     | MemoryAlgorithm[Any, Any]
     | GradientAlgorithm[Any, Any]
     | PersonalAlgorithm[Any, Any]
+    | PooledAlgorithm[Any, Any]
 )
 WeighingAlgorithm = CohortAlgorithm[Any] | GramAlgorithm[Any]
 AnyAlgorithm = SumAlgorithm | WeighingAlgorithm
@@ -184,6 +196,7 @@ TYPES = (
     MemoryAlgorithm,
     GradientAlgorithm,
     PersonalAlgorithm,
+    PooledAlgorithm,
     CohortAlgorithm,
     GramAlgorithm,
 )

@@ -108,6 +108,14 @@ def paired_differences(
     return {key: interval for key, interval in intervals.items() if interval is not None}
 
 
+def share(count: int, of: int) -> Interval:
+    """A share in percent, and its 95 % interval by Wilson's score, which stays within 0 and 100."""
+    p, square = count / of, student(1 - LEVEL, max(1, of - 1)) ** 2
+    centre, half = p + square / (2 * of), math.sqrt(square * (p * (1 - p) + square / (4 * of)) / of)
+    ends = ((centre - half) / (1 + square / of), (centre + half) / (1 + square / of))
+    return Interval(100 * p, 100 * max(0.0, ends[0]), 100 * min(1.0, ends[1]))
+
+
 def over_draws(differences: Sequence[float], comparisons: int = 1) -> Interval:
     """The mean of differences on independent draws of the data, at least two, one number of each draw.
 

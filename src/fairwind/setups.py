@@ -35,8 +35,9 @@ class Setup(NamedTuple):
 
     @property
     def parameters(self) -> Parameters:
-        """Those of the data, then those of the model, and the share of samples for validation."""
-        return parameters(self.builder) | parameters(self.model) | {"validation": (float, 0.0)}
+        """Those of the data, then those of the model, and shares of what is held out of training."""
+        held_out = {"validation": (float, 0.0), "new_clients": (float, 0.0)}
+        return parameters(self.builder) | parameters(self.model) | held_out
 
 
 class Where(NamedTuple):
@@ -123,7 +124,7 @@ def task(spec: str, where: Where = WHERE, say: store.Say = lambda text: None, ra
 def task_on(spec: str, federation: Federation) -> Task:
     """The task of a spec, on data that is already loaded."""
     setup, given = find(spec), arguments_of(spec)
-    federation = federation.with_validation(given["validation"])
+    federation = federation.with_validation(given["validation"]).with_new_clients(given["new_clients"])
     model = partial(setup.model, federation, **{name: given[name] for name in parameters(setup.model)})
     return Task(model, federation, solver=setup.solver, rounds=setup.rounds, name=spec, source=spec)
 

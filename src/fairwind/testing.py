@@ -14,9 +14,9 @@ from fairwind.contract import (
     CohortAlgorithm,
     GradientAlgorithm,
     GramAlgorithm,
-    Local,
     MemoryAlgorithm,
     PersonalAlgorithm,
+    PooledAlgorithm,
     Report,
     SumAlgorithm,
     is_algorithm,
@@ -96,7 +96,7 @@ def client_numbers(algorithm: AnyAlgorithm, state: Any, report: Report) -> list[
     found = [part.coef, *part.sums]
     if isinstance(algorithm, PersonalAlgorithm):
         return [*found, torch.tensor(algorithm.pull)]
-    if isinstance(algorithm, Algorithm):
+    if isinstance(algorithm, Algorithm | PooledAlgorithm):
         return found
     local = algorithm.local
     scale = local.scale(report.loss) if callable(local.scale) else torch.tensor(local.scale)
@@ -164,7 +164,9 @@ def _any_grouping(algorithm: SumAlgorithm) -> None:
 
 
 def _local_part_is_elementwise(algorithm: SumAlgorithm) -> None:
-    local = Local() if isinstance(algorithm, Algorithm | PersonalAlgorithm) else algorithm.local
+    if isinstance(algorithm, Algorithm | PersonalAlgorithm | PooledAlgorithm):
+        return
+    local = algorithm.local
     if callable(local.scale):
         losses = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
         alone = torch.stack([local.scale(loss) for loss in losses])

@@ -197,6 +197,22 @@ def test_aims(text: str, worse: tuple[float, float], better: tuple[float, float]
     assert sorted(trials, key=lambda trial: trial.told) == trials
 
 
+def test_baselines_stand_beside_the_choice_in_the_end(tmp_path: Path) -> None:
+    """They are not searched; neither are fine-tuned models, and new clients are left to the end."""
+    asked = task()
+    asked = replace(asked, federation=asked.federation.with_new_clients(["0", "3"]))
+    names = ["local", "fedavg", "pooled"]
+    found = tuned_quietly(asked, algorithms=names, trials=3, rounds=6, finetune=1, out=tmp_path / "found")
+    assert {trial.spec.partition(":")[0] for trial in found.trials} == {"fedavg"}
+    labels = [row["algorithm"] for row in found.compared.results["summary"]]
+    assert {"local", "pooled", f"{found.spec} (fine-tuned)"} < set(labels)
+    page = found.page().read_text()
+    assert "Who gains from joining?" in page
+    assert "2 clients took no part in training: 0, 3." in page
+    plain = tuned_quietly(asked, algorithms="fedavg", trials=3, rounds=6)
+    assert [trial.order for trial in plain.trials] == [trial.order for trial in found.trials]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -207,7 +223,7 @@ def test_aims(text: str, worse: tuple[float, float], better: tuple[float, float]
         ({"seeds": [0, 1]}, "seed 0 is the search's"),
         ({"aim": "within=0.0001", "trials": 4}, "no setting is as fair as asked"),
         ({"local_rates": [-1.0]}, "local_rates"),
-        ({"algorithms": ["local", "fedavg"]}, "'local' is a baseline"),
+        ({"algorithms": ["local", "pooled"]}, "nothing to search"),
         ({"algorithms": fw.algorithms.fedavg()}, "algorithms by name"),
         ({"algorithms": []}, "nothing to search"),
         ({"algorithms": "fedavg:foo=1"}, "parameter of fedavg"),

@@ -353,11 +353,45 @@ def test_other_shells_have_a_script_too(shell: str) -> None:
 
 def test_nothing_is_overwritten(finished: Path, tmp_path: Path) -> None:
     before = numbers(finished)
-    assert_refused(fairwind("compare", SMALL, "--out", finished), "already holds a run", "fairwind resume")
+    words = "compare", SMALL, "--out", finished
+    assert_refused(fairwind(*words, "--lr", "0.3"), "holds a run", "'lr', which was 0.01 and is 0.3")
+    assert_refused(fairwind(*words, "--rounds", "1"), "holds more than is asked for", "rounds, not 1")
     assert numbers(finished) == before
     (tmp_path / "thesis.txt").write_text("mine")
     assert_refused(fairwind("compare", SMALL, "--out", tmp_path), "not empty")
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_finished_comparison_grows_by_resume_and_by_compare_again(tmp_path: Path) -> None:
+    small = ["compare", SMALL, "--algorithms", "fedavg", *QUICK, "--engine", "loop"]
+    large = ["compare", SMALL, "--algorithms", "fedavg", "qfedavg", *QUICK, "--engine", "loop"]
+    sizes = ["--seeds", "0,1", "--rounds", "5"]
+    whole, one, other = (tmp_path / name for name in ("whole", "one", "other"))
+    done = [fairwind(*large, *sizes, "--out", whole)]
+    for out in (one, other):
+        done.append(fairwind(*small, "--seeds", "1", "--rounds", "3", "--out", out))
+    done.append(fairwind("resume", one, "--rounds", "5", "--seeds", "0", "--algorithms", "qfedavg"))
+    done.append(fairwind(*large, "--seeds", "1,0", "--rounds", "5", "--out", other))
+    assert [each.returncode for each in done] == [0] * 5, [each.stderr for each in done]
+    assert "3 of the runs are new, and train first, to round 3 of the others" in done[-1].stderr
+    assert "QFedAvg" in done[-2].stdout.replace("-", "").replace("q", "Q")
+    for out in (one, other):
+        rows = {(run["algorithm"], run["seed"]): run for run in numbers(out)["runs"]}
+        assert rows == {(run["algorithm"], run["seed"]): run for run in numbers(whole)["runs"]}
+    again = fairwind("resume", one)
+    assert "nothing is left to train" in again.stderr
+
+
+def test_a_time_budget_is_said_and_resume_without_one_trains_the_rest(finished: Path, tmp_path: Path) -> None:
+    out, words = tmp_path / "run", ["compare", SMALL, "--rounds", "30", *QUICK, "--time-budget", "0.001s"]
+    stopped, again = fairwind(*words, "--out", out), fairwind(*words, "--out", out)
+    assert "stopped after round 1: the time budget was used up" in stopped.stderr
+    assert "Training stopped after round 1 of 30: the time budget was used up." in stopped.stdout
+    assert "nothing was trained: the time budget was used up" in again.stderr
+    rest = fairwind("resume", out)
+    assert rest.returncode == 0, rest.stderr
+    assert numbers(out) == numbers(finished)
+    assert_refused(fairwind("resume", out, "--time-budget", "soon"), "time_budget='soon' is not a time")
 
 
 def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
@@ -432,7 +466,7 @@ def test_sets_of_algorithms_by_name() -> None:
         "adafedadam",
     )
     assert algorithms.with_sets(["fair", "qfedavg"]).count("qfedavg") == 1
-    assert algorithms.with_sets(["all"]) == tuple(algorithms.REGISTRY)[:-1]
+    assert algorithms.with_sets(["all"]) == tuple(algorithms.REGISTRY)[:-2]
     shown = called("list")
     for name in algorithms.REGISTRY:
         assert name in shown.stdout

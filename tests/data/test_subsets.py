@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import fairwind as fw
 from conftest import make_federation
 from fairwind import Federation, InputError
 from fairwind.runs.schema import Part
@@ -40,6 +41,31 @@ def test_clients_that_are_held_out_are_drawn_by_the_seed() -> None:
     for share in (0.0, 1.0, 0.01):
         with pytest.raises(InputError, match="new_clients"):
             whole.held_out(share)
+
+
+def test_new_clients_are_no_part_of_the_federation() -> None:
+    whole = make_federation(SIZES)
+    federation = whole.with_new_clients(["2", "5"])
+    old, new = whole.held_out(["2", "5"])
+    assert federation.names == old.names
+    assert federation.new_clients is not None
+    assert federation.new_clients.digest() == new.digest()
+    assert federation.describe()["new_clients"] == 2
+    assert "6 clients and 2 new" in repr(federation)
+    assert len({each.digest() for each in (whole, old, federation, whole.with_new_clients(["2"]))}) == 4
+    for other in (
+        federation.pooled(),
+        federation.with_validation(0.2).for_choosing(),
+        federation.held_out(0.5)[0],
+    ):
+        assert other.new_clients is None
+    clients = [(samples(whole, k, "train"), torch.zeros(int(whole.train[k]))) for k in range(len(whole))]
+    made = Federation.from_clients(clients, new_clients=0.25, validation=0.2)
+    assert made.names == whole.held_out(0.25)[0].names
+    assert made.validation.any()
+    assert made.new_clients is not None
+    setup = fw.setup("synthetic:clients=10,new_clients=0.3").federation
+    assert (len(setup), setup.new_clients and len(setup.new_clients)) == (7, 3)
 
 
 def test_the_data_in_one_place_is_all_training_samples() -> None:

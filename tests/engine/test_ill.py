@@ -18,7 +18,7 @@ from simulations import Spoilt, run_short, simulation, stacked_of
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
-@pytest.mark.parametrize("name", algorithms.REGISTRY)
+@pytest.mark.parametrize("name", algorithms.SETS["all"])
 def test_a_client_that_turns_nan_is_left_out_and_counted(name: str, engine: Engine) -> None:
     federation = make_federation([10, 20, 30])
     broken = as_tensor(federation.inputs).clone()

@@ -146,8 +146,10 @@ def test_a_round_without_replies_leaves_the_model_as_it_is() -> None:
     before = exchange.server.x.clone()
     done = exchange.round([])
     assert not done.moved
-    assert done.lines() == ["the model stays as it was: no reply could be used"]
+    assert done.stalled
+    assert done.lines("node") == ["the model stays as it was: usable replies: 0, and at least 1 must be"]
     assert torch.equal(exchange.server.x, before)
+    assert exchange.server.round == 0  # it does not use up a round
 
 
 def test_the_documented_server_functions_for_fedn_do_the_aggregators_arithmetic(ragged: Federation) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from command import refused, succeeded
 from conftest import make_federation, make_model
 from exchanged import simulated, task_of
 from fairwind import Federation, InputError, Task, algorithms, load
-from fairwind.exchange import UNBOUNDED, Bounds, Privacy
+from fairwind.exchange import UNBOUNDED, Bounds, Privacy, StalledError
 from fairwind.flower import AlgorithmStrategy, WeightsStrategy, client_app, nodes, server, server_app
 from flower_grid import InProcessGrid
 
@@ -224,8 +225,6 @@ def test_what_nodes_keep_in_a_folder_outlasts_flowers_run(task: Task, tmp_path: 
 def test_without_a_folder_it_is_lost_and_logged(
     task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import logging
-
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     for rounds in (1, 2):
         strategy = strategy_of(task, "scaffold", out=tmp_path / "run", eval_every=9)
@@ -315,8 +314,6 @@ FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
 def test_a_faulty_node_is_named_counted_and_left_out(
     task: Task, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import logging
-
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     meddle, why = FAULTS[name]
     faulty, without = strategy_of(task), strategy_of(task)
@@ -350,6 +347,32 @@ def test_lies_are_capped_by_default(task: Task) -> None:
     assert capped >= 1
     assert result.train_metrics_clientapp[3]["bounded"] == 1
     assert torch.isfinite(strategy.aggregator.x).all()
+
+
+def test_a_node_that_claims_all_samples_does_not_have_the_weighted_average(
+    task: Task, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    claim = {"num-examples": 2**50, "train-examples": 2**50, "accuracy": 100.0}
+
+    def lie(reply: Message) -> Message:
+        if "arrays" not in reply.content:
+            metrics = reply.content.metric_records["metrics"]
+            reply.content["metrics"] = MetricRecord({**metrics, **claim})
+        return reply
+
+    weighted: dict[str, Any] = {}
+    for name, bounds in (("bounded", None), ("unbounded", UNBOUNDED)):
+        strategy = AlgorithmStrategy("fedavg", task, bounds=bounds, out=tmp_path / name)
+        result = strategy.start(grid_of(task, meddle={102: lie}), num_rounds=1, timeout=5)
+        weighted[name] = result.evaluate_metrics_clientapp[1]["avg_weighted"]
+    others = [each.scores["accuracy"] for node, each in strategy.evaluations.last.items() if node != "102"]
+    assert weighted["unbounded"] == pytest.approx(100)
+    assert weighted["bounded"] <= 0.6 * max(others) + 0.4 * 100 + 1  # twice an equal share, in whole samples
+    assert weighted["bounded"] < 99
+    assert "node 102 is not believed: a number of test samples of 1.13e+15 taken as" in caplog.text
+    facts = json.loads((tmp_path / "bounded" / "results.json").read_text())["federation"]
+    assert facts["test_samples"] < 100
 
 
 # ---- apps of one's own ----
@@ -421,7 +444,9 @@ def test_replies_of_flowers_quickstart_are_enough_for_algorithms_that_ask_for_no
         return strategy.aggregator.last.used
 
     assert used("fedavg") == used("fedadam") == 5
-    assert used("qfedavg") == used("fednova") == 0
+    for spec, why in (("qfedavg", "'lr' missing"), ("fednova", "is not finite")):
+        with pytest.raises(StalledError, match=why):
+            used(spec)
     assert used("qfedavg", lr=0.1) == used("fednova", steps=1) == 5
 
 
@@ -493,7 +518,7 @@ def test_the_example_has_every_setting_of_a_run() -> None:
     """Flower refuses to override what an app's config does not have."""
     config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     private = {f"{server.PRIVACY}{field.name}" for field in fields(Privacy) if field.name != "draw"}
-    others = {"algorithm", "alpha", "num-server-rounds", "share", "timeout"}
+    others = {"algorithm", "alpha", "num-server-rounds", "share", "timeout", "secure-aggregation"}
     assert {*server.STRATEGY, *private, *others} == set(config)
     page = (EXAMPLE.parents[1] / "docs" / "federation.md").read_text()
     assert all(f"`{name}`" in page for name in config)

@@ -91,6 +91,58 @@ def test_one_algorithm_of_each_type_trains_the_simulators_model(deployment: Depl
     assert_simulated(finished(out), spec, 2)
 
 
+def test_a_run_config_switches_secure_aggregation_on(deployment: Deployment) -> None:
+    out = deployment.folder / "secure"
+    said: dict[str, Any] = {"secure_aggregation": True, "share": 1.0, "eval_every": 2, "out": str(out)}
+    run = deployment.run(algorithm="fedavg", num_server_rounds=2, **said)
+    found = finished(out)
+    assert found.results["config"]["sends"] == "sums"  # type: ignore[typeddict-item]
+    made = [json.loads(line) for line in (out / "releases.jsonl").read_text().splitlines()]
+    assert [(each["what"], each["round"]) for each in made] == [
+        ("magnitudes", 0),
+        ("secure sum", 0),
+        ("secure sum", 1),
+    ]
+    assert "Secure aggregation completed" in deployment.flwr("log", run, "here", "--show")
+    task = fairwind.setup(f"synthetic:clients={NODES}")
+    expected = fairwind.simulate(
+        task, "fedavg", rounds=2, progress=False, compile="off", device="cpu", workers=1
+    )
+    for name, value in expected.state_dict.items():
+        torch.testing.assert_close(found[0].state_dict[name], value, rtol=1e-3, atol=1e-4)
+
+
+BROKEN_CLIENT = """
+from fairwind.flower import client_app
+
+
+def task(context):
+    raise OSError("no data here")
+
+
+app = client_app(task)
+"""
+
+
+def test_a_training_without_any_reply_fails_and_leaves_the_model(deployment: Deployment) -> None:
+    app, out = deployment.folder / "broken-app", deployment.folder / "broken"
+    shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("secrets", "runs", "__pycache__"))
+    (app / "fairwind_app" / "client.py").write_text(BROKEN_CLIENT)
+    run = deployment.run(app, num_server_rounds=2, max_stalled=2, timeout=60.0, out=str(out))
+
+    def ended() -> str:
+        said = json.loads(deployment.flwr("list", "here", "--run-id", run, "--format", "json"))
+        status = str(said["runs"][0]["status"])
+        return status if "finished" in status else ""
+
+    assert wait_for(ended, SLOW, "the end of a run without replies", pause=3) == "finished:failed"
+    assert "training stops in round 1, which was tried 2 times" in deployment.flwr(
+        "log", run, "here", "--show"
+    )
+    assert (out / "models.safetensors").exists()
+    assert not (out / "results.json").exists()
+
+
 def test_a_node_that_is_not_registered_is_refused(deployment: Deployment) -> None:
     stranger = deployment.start_node(NODES)
     assert stranger.wait(60) != 0

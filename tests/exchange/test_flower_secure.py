@@ -1,5 +1,10 @@
 """Sums that are formed in secret: what they add up to, and what the server sees of a single client."""
 
+import itertools
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,16 +15,25 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from flwr.common import bytes_to_ndarray
 
 from conftest import make_federation
 from exchanged import simulated, task_of
-from fairwind import InputError, Task
-from fairwind.exchange import UNBOUNDED, Bounds, Reply
-from fairwind.exchange.message import sums_form
-from fairwind.exchange.secure import first_scales, fits, fitted, pack, unpack
-from fairwind.flower import AlgorithmStrategy, SecureStrategy, client_app, nodes, secure_client_app
+from fairwind import InputError, Task, algorithms
+from fairwind.engine.layout import Layout
+from fairwind.exchange import UNBOUNDED, Bounds, LocalClient, Reply, StalledError
+from fairwind.exchange.message import Form, sums_form
+from fairwind.exchange.secure import SecretSum, first_scales, next_scales, pack, pack_powers, unpack
+from fairwind.flower import (
+    AlgorithmStrategy,
+    SecureStrategy,
+    client_app,
+    nodes,
+    secure,
+    secure_client_app,
+    server_app,
+)
 from flower_grid import InProcessGrid
 
 SIZES = [12, 20, 45, 8, 26, 30, 9, 14, 22, 17]
@@ -84,7 +98,7 @@ def test_what_a_single_client_sends_is_masked(task: Task) -> None:
     assert len(vectors) >= 2
     for vector in vectors:
         share = np.asarray(vector, dtype=np.float64) / 2**32
-        assert len(share) == 39 + 4 + 5
+        assert len(share) in (39 + 4 + 5 + 1, 25 * 5)  # a sum, or powers of 16
         assert 0.3 < share.mean() < 0.7
         assert share.std() > 0.2
     assert not np.array_equal(vectors[0], vectors[-1])
@@ -106,6 +120,53 @@ def test_a_node_that_drops_out_is_not_in_the_sum(task: Task) -> None:
     torch.testing.assert_close(secure.aggregator.x, plain.aggregator.x, rtol=1e-3, atol=1e-5)
 
 
+def masked(reply: Message) -> bool:
+    """Whether a reply is that of the stage in which updates are sent."""
+    return any("masked_params" in record for record in reply.content.config_records.values())
+
+
+def loses(number: int) -> Callable[[Message], Message | None]:
+    """Loses the masked vector that a node sends so many times after the first."""
+    sent = itertools.count()
+
+    def meddle(reply: Message) -> Message | None:
+        return None if masked(reply) and next(sent) == number else reply
+
+    return meddle
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("spec", ["adafedadam", "qfedavg"])
+def test_no_two_sums_of_a_round_differ_by_a_node(
+    task: Task, spec: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their difference is what this node has sent: coef·δ, and its numbers."""
+    released: list[torch.Tensor] = []
+
+    def unpacking(*given: Any) -> Any:
+        found = unpack(*given)
+        released.append(found.total)
+        return found
+
+    monkeypatch.setattr(secure, "unpack", unpacking)
+    victim = LocalClient(task, algorithms.build(spec), 3, sends="sums")
+    strategy = SecureStrategy(spec, task, eval_every=9)
+    own = victim.train(strategy.aggregator.weights(), 0).reply.arrays
+    sent = victim.form.vector(own)[0].double()
+    grid = InProcessGrid(secure_client_app(task), 10, {103: loses(number)})
+    strategy.start(grid, num_rounds=1, timeout=0.2)
+    assert strategy.aggregator.last is not None
+    without = number == 1  # the first masked vector is of the scales
+    assert set(strategy.aggregator.last.refused) == ({"103"} if without else set())
+    assert strategy.aggregator.last.used == 10 - without
+    seen = [
+        abs(float(torch.cosine_similarity(one - other, sent, dim=0)))
+        for one, other in itertools.combinations(released, 2)
+    ]
+    assert len(released) == 1
+    assert max(seen, default=0.0) < 0.5
+
+
 def test_bounds_on_clients_that_nobody_sees_are_refused(task: Task) -> None:
     with pytest.raises(InputError, match="bounds no client"):
         SecureStrategy("fedavg", task, bounds=Bounds())
@@ -124,29 +185,185 @@ def reply_of(form: Any, update: np.ndarray, **numbers: float) -> Reply:
     return Reply(form.arrays(torch.from_numpy(update)), numbers)
 
 
-@given(st.one_of(st.just(0.0), st.floats(1e-6, 1e8)), st.integers(1, 20))
-def test_scales_find_their_size_in_a_few_rounds(size: float, clients: int) -> None:
-    from fairwind import algorithms
-    from fairwind.engine.layout import Layout
+def form_of(parameters: int = 4) -> Form:
+    layout = Layout((("w",),), (torch.Size([parameters]),), ((1,),), torch.float32)
+    return sums_form(layout, algorithms.fedavg())
 
-    layout = Layout((("w",),), (torch.Size([4]),), ((1,),), torch.float32)
-    form = sums_form(layout, algorithms.fedavg())
-    draw = np.random.default_rng(0)
+
+def quantized(vector: np.ndarray) -> np.ndarray:
+    return np.round(vector * 2**21) / 2**21
+
+
+@given(st.one_of(st.just(0.0), st.floats(1e-9, 1e12)), st.integers(1, 20))
+def test_scales_are_found_without_a_second_sum(size: float, clients: int) -> None:
+    form, draw = form_of(), np.random.default_rng(0)
     replies = [
         reply_of(form, (size * draw.normal(size=4)).astype(np.float32), size=float(k + 1))
         for k in range(clients)
     ]
-    scales = first_scales(form)
-    for _ in range(8):
-        summed = np.sum([np.round(pack(each, form, scales) * 2**21) / 2**21 for each in replies], axis=0)
-        found = unpack(summed, form, scales)
-        if fits(found, clients, scales):
-            break
-        scales = fitted(found, clients, scales)
-    else:
-        raise AssertionError("scales did not settle")
+    scales = first_scales(np.sum([quantized(pack_powers(each, form)) for each in replies], axis=0))
     expected = np.sum([each.arrays["w"] for each in replies], axis=0)
-    step = clients * scales[0] / 2**21
-    assert np.abs(found.total.numpy() - expected).max() <= step
-    assert found.numbers["size"] == pytest.approx(clients * (clients + 1) / 2, rel=1e-2)
-    assert fits(found, clients, scales)
+    largest = max(float(np.abs(each.arrays["w"]).max()) for each in replies)
+    assert largest <= scales[0] <= max(16 * largest, 16.0**-12)
+    for _ in range(3):
+        found = unpack(
+            np.sum([quantized(pack(each, form, scales)) for each in replies], axis=0), form, scales
+        )
+        assert found.shortened == 0
+        step = clients * scales[0] / 2**21
+        assert np.abs(found.total.numpy() - expected).max() <= step
+        assert found.numbers["size"] == pytest.approx(clients * (clients + 1) / 2, rel=1e-3)
+        following = next_scales(found, scales)
+        if not size:  # nothing is known of zeros: they are looked at again
+            assert following is None
+            return
+        assert following is not None
+        assert following == pytest.approx([2 * each for each in found.magnitudes])
+        scales = following
+
+
+def test_a_client_beyond_its_scale_keeps_its_direction_and_its_length_to_its_weight() -> None:
+    form, scales = form_of(), (1.0, 10.0)
+    update = np.array([4.0, -2.0, 1.0, 0.5], np.float32)
+    found = unpack(pack(reply_of(form, update, size=8.0), form, scales), form, scales)
+    assert found.shortened == 1
+    np.testing.assert_allclose(found.total.numpy() / found.numbers["size"], update / 8.0)
+    assert float(found.total.abs().max()) == 1.0
+    assert next_scales(found, scales) is None
+
+
+def test_a_sum_that_is_lost_in_the_steps_of_its_scale_is_measured_anew() -> None:
+    form, scales = form_of(), (1e6, 10.0)
+    found = unpack(pack(reply_of(form, np.ones(4, np.float32), size=8.0), form, scales), form, scales)
+    assert next_scales(found, scales) is None
+
+
+# ---- no sum that another set of nodes' was before ----
+
+
+class Unmasked:
+    """Sums as the server learns them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.found: list[SecretSum] = []
+        monkeypatch.setattr(secure, "unpack", self._unpack)
+
+    def _unpack(self, *given: Any) -> SecretSum:
+        self.found.append(unpack(*given))
+        return self.found[-1]
+
+
+def strategy_of(task: Task, out: Path | None = None, **options: Any) -> SecureStrategy:
+    return SecureStrategy("fedavg", task, out=out, eval_every=9, **options)
+
+
+def grid_of(task: Task, *absent: int) -> InProcessGrid:
+    grid = InProcessGrid(secure_client_app(task), 10)
+    for node in absent:
+        del grid.contexts[node]
+    return grid
+
+
+def test_a_server_killed_with_a_sum_in_hands_is_told_it_again_by_the_same_nodes_alone(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    sums = Unmasked(monkeypatch)
+    first = strategy_of(task, tmp_path / "run")
+    first.start(grid_of(task), num_rounds=1, timeout=5)
+    killed = strategy_of(task, tmp_path / "run")
+
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(killed, "_save", kill)
+    with pytest.raises(KeyboardInterrupt):
+        killed.start(grid_of(task), num_rounds=3, timeout=5)
+    assert len(sums.found) == 2
+    fewer = strategy_of(task, tmp_path / "run")
+    with pytest.raises(StalledError, match="training stops in round 2, which was tried 3 times"):
+        fewer.start(grid_of(task, 103), num_rounds=3, timeout=5)
+    assert len(sums.found) == 2
+    assert "the secure sum of 10 nodes was released in this round before" in caplog.text
+    again = strategy_of(task, tmp_path / "run")
+    again.start(grid_of(task), num_rounds=3, timeout=5)
+    assert len(sums.found) == 4
+    step = 10 * 2**-21 * max(map(abs, sums.found[1].magnitudes))
+    torch.testing.assert_close(sums.found[2].total, sums.found[1].total, rtol=0, atol=2 * step)
+    straight = strategy_of(task)
+    straight.start(grid_of(task), num_rounds=3, timeout=5)
+    torch.testing.assert_close(again.aggregator.x, straight.aggregator.x, rtol=1e-3, atol=1e-5)
+
+
+def test_scales_are_in_the_checkpoint(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what tells them is released once, however often the server is killed."""
+    for rounds in (1, 2, 3):
+        strategy = strategy_of(task, tmp_path / "run")
+        strategy.start(grid_of(task), num_rounds=rounds, timeout=5)
+    made = [(each.what, each.round) for each in strategy.aggregator.releases.made]
+    assert made == [("magnitudes", 0), ("secure sum", 0), ("secure sum", 1), ("secure sum", 2)]
+    assert strategy.aggregator.checkpoint().record["scales"] == list(strategy.aggregator.scales or ())
+
+
+def test_a_sum_of_fewer_nodes_than_asked_for_is_not_unmasked(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = Unmasked(monkeypatch)
+    strategy = strategy_of(task, min_replies=10, max_stalled=2)
+    grid = InProcessGrid(secure_client_app(task), 10, {103: lambda reply: None if masked(reply) else reply})
+    with pytest.raises(StalledError, match="103: it did not reply in time"):
+        strategy.start(grid, num_rounds=1, timeout=0.2)
+    assert sums.found == []
+
+
+def test_the_sum_of_a_single_node_is_not_unmasked(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = Unmasked(monkeypatch)
+    only = {100 + k: (lambda reply: None if masked(reply) else reply) for k in range(1, 3)}
+    strategy = strategy_of(task, max_stalled=1, threshold=0.1)
+    grid = InProcessGrid(secure_client_app(task), 3, only)
+    with pytest.raises(StalledError):
+        strategy.start(grid, num_rounds=1, timeout=0.2)
+    assert sums.found == []
+
+
+# ---- by the run config ----
+
+
+def run(task: Task, grid: InProcessGrid, **said: Any) -> None:
+    config = {"algorithm": "fedavg", "num-server-rounds": 2, "eval-every": 2, **said}
+    for context in grid.contexts.values():
+        context.run_config = config
+    server_app(task)(grid, Context(1, 0, {}, RecordDict(), config))
+
+
+def test_a_run_config_switches_it_on_at_server_and_clients(task: Task, tmp_path: Path) -> None:
+    seen = 0
+
+    def count(reply: Message) -> Message:
+        nonlocal seen
+        seen += masked(reply)
+        assert "arrays" not in reply.content
+        return reply
+
+    grid = InProcessGrid(client_app(task), 10, {103: count})
+    said = {"secure-aggregation": True, "share": 1.0, "sends": "report"}  # what the example's config says
+    run(task, grid, **said, out=str(tmp_path / "run"))
+    assert seen == 3
+    config = json.loads((tmp_path / "run" / "results.json").read_text())["config"]
+    assert config["sends"] == "sums"
+
+
+def test_a_masked_client_answers_no_server_that_asks_for_more(task: Task) -> None:
+    grid = InProcessGrid(client_app(task), 10)
+    for context in grid.contexts.values():
+        context.run_config = {"secure-aggregation": True}
+    with pytest.raises(StalledError, match="it failed"):
+        AlgorithmStrategy("fedavg", task, max_stalled=1, eval_every=9).start(grid, num_rounds=1, timeout=5)
+
+
+def test_wrong_settings_are_named(task: Task) -> None:
+    grid = InProcessGrid(client_app(task), 10)
+    with pytest.raises(InputError, match=r"whom secure aggregation hides: give share=1\.0"):
+        run(task, grid, **{"secure-aggregation": True, "share": 0.1})
+    with pytest.raises(InputError, match="secure-aggregation='yes' is neither true nor false"):
+        run(task, grid, **{"secure-aggregation": "yes"})

@@ -1,5 +1,6 @@
 """Fairwind's algorithms on NVFLARE: the simulator's model, whatever some clients do."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from nvflare.job_config.script_runner import FrameworkType, ScriptRunner
 import fairwind
 from exchanged import simulated
 from fairwind import InputError, Solver, Task
-from fairwind.exchange import UNBOUNDED, Bounds
+from fairwind.exchange import UNBOUNDED, Bounds, Privacy, RefusedError
 from fairwind.nvflare import AlgorithmAggregator, AlgorithmController, AlgorithmExecutor, allow, make_job
 from fairwind.nvflare.models import judged_of
 from nvflare_clients import NaNExecutor
@@ -201,6 +202,47 @@ def test_a_spoilt_second_vector_is_named(task: Task) -> None:
     assert "in its change of memory" in handed.aggregator.server.last.refused["site-4"]
 
 
+@pytest.mark.parametrize(("spec", "sends"), [("fedavg", "report"), ("fedavg", "sums"), ("mime", "report")])
+def test_a_reply_of_an_earlier_round_is_refused(task: Task, spec: str, sends: Any) -> None:
+    handed, first = Handed(task, spec, sends=sends), list[FLModel]()
+    handed.round(change=first.append)
+    handed.aggregator.asked = set(SITES)
+    handed.aggregator.reset_stats()
+    handed.aggregator.accept_model(first[0])
+    why = handed.aggregator.server.current.refused["site-4"]
+    assert why.startswith("it answers the training of round 1, and this is the ")
+
+
+def test_an_evaluation_says_which_it_is(task: Task) -> None:
+    handed = Handed(task, "fedavg")
+    model = handed.replies(["site-1"], "validate", "evaluate")["site-1"]
+    assert judged_of(model).tag == handed.aggregator.server.tag("evaluate")
+    model.meta.pop("fairwind-tag")
+    with pytest.raises(RefusedError, match="it does not say which request it answers"):
+        judged_of(model)
+
+
+def test_privacy_is_counted_without_any_drawing(task: Task) -> None:
+    pytest.importorskip("dp_accounting")
+    privacy = Privacy(clip=1.0, weight=20.0, noise=1.0, delta=1e-3)
+    handed = Handed(task, "fedavg", bounds=None, privacy=privacy)
+    for _ in range(2):
+        handed.round()
+    assert handed.aggregator.server.accountant is not None
+    assert handed.aggregator.server.accountant.record() == [[1, 1, 2]]
+    assert handed.aggregator.server.counts()["epsilon"] > 0
+    with pytest.raises(InputError, match="leave them out"):
+        Handed(task, "fedavg", bounds=Bounds(), privacy=privacy)
+
+
+def test_a_controller_takes_privacy_as_json_can_say_it() -> None:
+    privacy = Privacy(clip=1.0, weight=20.0, noise=1.0, delta=1e-3)
+    one = AlgorithmController(SPEC, privacy=privacy)
+    assert AlgorithmController(SPEC, privacy=json.loads(json.dumps(one.privacy))).privacy == one.privacy
+    with pytest.raises(InputError, match="noise=-1"):
+        AlgorithmController(SPEC, privacy={"clip": 1.0, "weight": 1.0, "noise": -1.0, "delta": 0.1})
+
+
 def test_a_controller_refuses_no_rounds() -> None:
     with pytest.raises(InputError, match="num_rounds"):
         AlgorithmController(SPEC, num_rounds=0)
@@ -268,6 +310,28 @@ def test_a_client_that_sends_nan_is_named_counted_and_left_out(task: Task, tmp_p
     history = fairwind.load(tmp_path / "out")["adafedadam"].history
     assert [line.get("refused") for line in history[1:]] == [1, 1, 1]
     assert [line.get("used") for line in history[1:]] == [3, 3, 3]
+
+
+def test_a_training_without_any_reply_fails_and_leaves_the_model(tmp_path: Path) -> None:
+    job = job_of(tmp_path, sites=[], clients=4)
+    for site in SITES:
+        job.to(AlgorithmExecutor(SPEC, 99), site)  # there are no such clients
+    allow(tmp_path / "work")
+    assert job.simulator_run(str(tmp_path / "work"), log_config="concise") != 0
+    log = "\n".join(file.read_text() for file in (tmp_path / "work" / "server").rglob("log.txt"))
+    assert "training stops in round 1, which was tried 3 times: usable replies: 0" in log
+    assert "client 99 is not one of the task's 4" in log
+    assert (tmp_path / "out" / "models.safetensors").exists()
+    assert not (tmp_path / "out" / "results.json").exists()
+
+
+def test_privacy_in_nvflares_simulator_is_in_the_results(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    privacy = Privacy(clip=1.0, weight=20.0, noise=1.0, delta=1e-3)
+    trained(job_of(tmp_path, algorithm="fedavg", bounds=None, privacy=privacy), tmp_path)
+    found = json.loads((tmp_path / "out" / "results.json").read_text())["runs"][0]["privacy"]
+    assert found["releases"] == [[1, 1, 3]]
+    assert found["epsilon"] > 0
 
 
 def test_a_loop_of_ones_own_sends_what_report_update_gives(task: Task, tmp_path: Path) -> None:

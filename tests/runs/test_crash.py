@@ -303,3 +303,78 @@ def test_a_recipe_that_nothing_can_bring_back_is_one_line(undisturbed: Undisturb
         (path / RECIPE).write_bytes(data)
         for ended in (undisturbed.run(command("resume", path)), undisturbed.run(command("report", path))):
             assert_one_line(ended, str(path / RECIPE), "begin anew")
+
+
+# ---- a finished comparison that grows ----
+
+
+class Growing(Undisturbed):
+    """A finished comparison that gets rounds, a seed and an algorithm; and one that had them all at once."""
+
+    def __init__(self, folder: Path, door: str):
+        os.environ["FAIRWIND_COMMIT"] = "campaign"
+        self.folder, self.door = folder, door
+        self.drawings = Drawings(folder / "drawings")
+        self.path, log = folder / "grown", folder / "operations.json"
+        small, whole = folder / "small", folder / "whole"
+        for act in (self.begin(small), lambda: self.compare(whole, ALGORITHMS, (0, 1), ROUNDS)):
+            ended = self.drawings.learn(act, folder)
+            assert ended.code == 0, ended.stderr
+        self.small = small
+        shutil.copytree(small, self.path)
+        ended = self.drawings.learn(operations(self.go_on(self.path), self.path, log), folder)
+        assert ended.code == 0, ended.stderr
+        self.operations = json.loads(log.read_bytes())
+        self.bits = bits(self.path)
+        once = bits(whole)
+        assert {name: once[name] for name in RESULT_FILES[:3]} == {n: self.bits[n] for n in RESULT_FILES[:3]}
+
+    def compare(self, path: Path, algorithms: tuple[str, ...], seeds: tuple[int, ...], rounds: int) -> None:
+        fairwind.compare(
+            fairwind.setup(TASK),
+            algorithms,
+            seeds=seeds,
+            rounds=rounds,
+            eval_every=EVAL_EVERY,
+            engine="loop",
+            compile="off",
+            checkpoint_every=0,
+            out=path,
+        )
+
+    def begin(self, path: Path) -> Callable[[], object]:
+        return lambda: self.compare(path, ALGORITHMS[:1], (0,), 3)
+
+    def go_on(self, path: Path) -> Callable[[], object]:
+        if self.door == "command":
+            more = "--rounds", ROUNDS, "--seeds", 1, "--algorithms", ALGORITHMS[1]
+            return command("resume", path, *more, "--checkpoint-every", 0)
+        return lambda: self.compare(path, ALGORITHMS, (0, 1), ROUNDS)
+
+
+@pytest.fixture(scope="module", params=DOORS)
+def grown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Growing:
+    return Growing(tmp_path_factory.mktemp(f"{request.param}-grown"), request.param)
+
+
+@pytest.mark.parametrize("moment", ["before", "half", "after"])
+def test_killed_while_it_grows_it_has_what_it_had_or_all(
+    grown: Growing, moment: Moment, tmp_path: Path
+) -> None:
+    path, kills = tmp_path / "run", 0
+    loaded = grown.run(found_by_load(grown.small))
+    seen = set()
+    for at, name in enumerate(grown.operations):
+        if moment == "half" and name != "write":
+            continue
+        what = f"killed {moment} operation {at} ({name})"
+        shutil.copytree(grown.small, path)
+        ended = grown.run(killed(grown.go_on(path), path, at, moment))
+        assert ended.code == -9, f"{what}: {ended}"
+        ended = grown.run(found_by_load(path))
+        assert ended.code == 0, f"{what}: {ended}"
+        seen.add("small" if ended == loaded else "grown")
+        _goes_on(grown, path, what)
+        kills += 1
+    print(f"{kills} kills")
+    assert seen == {"small", "grown"}

@@ -32,15 +32,17 @@ ELSEWHERE |= {f"federation.source{name}" for name in ("", "[].file", "[].bytes",
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison with groups, validation samples, two scores and a personal model: all a file may hold."""
+    """With groups, validation samples, new clients, two scores, baselines, and stopped: all it may hold."""
     out = tmp_path_factory.mktemp("run") / "mine"
     draw = torch.Generator().manual_seed(0)
-    clients = [(torch.randn(20, 4, generator=draw), torch.arange(20) % 2) for _ in range(4)]
+    clients = [(torch.randn(20, 4, generator=draw), torch.arange(20) % 2) for _ in range(6)]
     federation = fw.Federation.from_clients(
-        clients, groups=["north", "north", "south", "south"], validation=0.1
+        clients, groups=["north", "south"] * 3, validation=0.1, new_clients=["0", "1"]
     )
-    task = fw.Task(lambda: nn.Linear(4, 2), federation, score=[fw.scores.accuracy, fw.scores.f1], rounds=4)
-    fw.compare(task, ["adafedadam", "ditto"], seeds=[0, 1], eval_every=2, out=out, progress=False)
+    task = fw.Task(lambda: nn.Linear(4, 2), federation, score=[fw.scores.accuracy, fw.scores.f1], rounds=6)
+    options: dict[str, Any] = {"eval_every": 2, "after_evaluation": lambda lines: lines[0]["round"] == 4}
+    options |= {"seeds": [0, 1], "finetune": 1, "progress": False}
+    fw.compare(task, ["adafedadam", "ditto", "local"], **options, out=out)
     return out
 
 
@@ -85,10 +87,10 @@ def check(content: Any, name: str) -> None:
 def test_the_files_are_valid(run: Path) -> None:
     check(json.loads((run / "results.json").read_text()), "results")
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
-    assert len(lines) == 3 * (2 + 4)  # evaluations, of AdaFedAdam's models and of Ditto's two each
+    assert len(lines) == 3 * (2 + 4 + 2)  # evaluations, of Ditto's two models and of the others' one
     for line in lines:
         check(line, "history")
-    assert "certainty" in lines[-5]
+    assert "certainty" in lines[-8]
 
 
 def test_those_of_a_real_federation_are_valid(federated: Path, counting: Path) -> None:
@@ -214,15 +216,20 @@ def test_the_tensors_are_the_described_ones(run: Path) -> None:
     with safe_open(run / "clients.safetensors", framework="pt") as file:
         shapes = {key: tuple(file.get_tensor(key).shape) for key in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
-    runs, clients, rounds = 6, 4, 3
+    runs, clients, rounds = 6 + 2 + 4, 4, 3  # the last ones are fine-tuned
     expected: dict[str, tuple[int, ...]] = {
         "score": (runs, clients),
         "score.f1": (runs, clients),
         "loss": (runs, clients),
     }
     expected |= {"curves": (rounds, runs, clients), "train_size": (clients,), "test_size": (clients,)}
+    fit = 4 + 4  # models that are no single client's, and what new clients make of these
+    of_new = {
+        key: (fit, 2) if len(shape) == 2 else (2,) for key, shape in expected.items() if key != "curves"
+    }
+    expected |= {f"new.{key}": shape for key, shape in of_new.items()}
     assert shapes == expected
-    assert set(metadata) == {"names", "rounds", "groups"}
+    assert set(metadata) == {"names", "rounds", "groups", "new_names"}
     for name in (*expected, *metadata):
         assert f"`{name.replace('f1', 'NAME')}`" in page, name
     with safe_open(run / "models.safetensors", framework="pt") as file:

@@ -355,6 +355,7 @@ def test_a_sweep_by_command_trains_once_and_shows_its_page(tmp_path: Path) -> No
     assert "on synthetic" not in again.stderr
     page = (tmp_path / "out" / "fair" / "index.html").read_text()
     assert "AdaFedAdam (alpha=2)" in page
+    assert "settings are compared on the test samples, so the best of them is known with hindsight" in page
     content = json.loads((tmp_path / "out" / "fair" / "study.json").read_text())
     assert [panel["missing"] for panel in content["panels"]] == [{}, {}]
     assert {row["algorithm"] for row in content["panels"][1]["summary"]} == {

@@ -23,6 +23,7 @@ from fairwind.algorithms import fedprox as _fedprox
 from fairwind.algorithms import gifair as _gifair
 from fairwind.algorithms import local as _local
 from fairwind.algorithms import mime as _mime
+from fairwind.algorithms import pooled as _pooled
 from fairwind.algorithms import propfair as _propfair
 from fairwind.algorithms import qfedavg as _qfedavg
 from fairwind.algorithms import scaffold as _scaffold
@@ -36,6 +37,7 @@ from fairwind.contract import (
     LocalAlgorithm,
     MemoryAlgorithm,
     PersonalAlgorithm,
+    PooledAlgorithm,
 )
 from fairwind.errors import python_numbers, unknown
 from fairwind.runs.spec import call, parameters, with_parameters
@@ -80,6 +82,7 @@ gifair = _named(_gifair.gifair)
 local = _named(_local.local)
 mime = _named(_mime.mime)
 mimelite = _named(_mime.mimelite)
+pooled = _named(_pooled.pooled)
 propfair = _named(_propfair.propfair)
 qfedavg = _named(_qfedavg.qfedavg)
 scaffold = _named(_scaffold.scaffold)
@@ -111,8 +114,9 @@ REGISTRY: dict[str, Callable[..., AnyAlgorithm]] = {
     "scaffold": scaffold,
     "feddyn": feddyn,
     "local": local,
+    "pooled": pooled,
 }
-BASELINES = ("local",)  # no federated algorithms: they are in no set
+BASELINES = ("local", "pooled")  # no federated algorithms: they are in no set
 
 PAPER = ("fedavg", "fedadam", "fednova", "qfedavg", "adafedadam")  # the paper's comparison
 FAIR = (
@@ -155,6 +159,7 @@ NEEDS: dict[type, str] = {
     GradientAlgorithm: "also the clients' mean full gradient",
     MemoryAlgorithm: "a vector that each client keeps between rounds",
     PersonalAlgorithm: "a personal model for each client",
+    PooledAlgorithm: "the samples of all clients in one place: no federation",
     CohortAlgorithm: "a server that sees all reports before it weights the clients",
     GramAlgorithm: "also the inner products of all updates",
 }
@@ -234,6 +239,7 @@ __all__ = [
     "local",
     "mime",
     "mimelite",
+    "pooled",
     "propfair",
     "qfedavg",
     "scaffold",

@@ -117,10 +117,12 @@ def tune(
 
     The aim is "average", "worst30", or "within=5": the best average whose worst 30 % is at most 5 points
     away. Algorithms are names, whose parameters are searched, or specs, whose given parameters stay. The
-    search looks at validation samples only, which are taken from the training samples if the federation has
-    none; `seeds` are those of the final comparison on the test samples. `local_rates` are further local
-    learning rates to try. Settings train together, and two thirds leave at a third of the rounds, and so on.
-    With `out`, the same call goes on after a kill. The other options are those of `compare`.
+    baselines local and pooled are not searched, but stand beside the choice in the end; so do fine-tuned
+    models (`finetune`), and new clients are left to the end. The search looks at validation samples only,
+    which are taken from the training samples if the federation has none; `seeds` are those of the final
+    comparison on the test samples. `local_rates` are further local learning rates to try. Settings train
+    together, and two thirds leave at a third of the rounds, and so on. With `out`, the same call goes on
+    after a kill. The other options are those of `compare`.
     """
     refuse_unknown(options, tune)
     say = _say if progress else _quiet
@@ -131,7 +133,11 @@ def tune(
     trials, search_seed = python_numbers((trials, search_seed))
     whole(1, trials=trials)
     whole(0, search_seed=search_seed)
-    names, final_seeds, settings = _named(algorithms), several_seeds(seeds), settings_of(task, options)
+    every, final_seeds, settings = _named(algorithms), several_seeds(seeds), settings_of(task, options)
+    names = tuple(name for name in every if name.partition(":")[0] not in BASELINES)
+    if not names:
+        raise InputError("there is nothing to search: name at least one algorithm that is no baseline")
+    settings = replace(settings, finetune=0)  # which is for the end
     if search_seed in final_seeds:
         raise InputError(f"seed {search_seed} is the search's: give other seeds, or another search_seed")
     Recipe(task.source or task.name, names, final_seeds, settings).check()
@@ -161,7 +167,7 @@ def tune(
     final: Options = {**options, "rounds": settings.rounds, "solver": solver}
     kept = None if folder is None else folder / "test"
     spec = next((name for name in names if _same(name, chosen.spec)), chosen.spec)
-    specs = list(dict.fromkeys([spec, *names]))
+    specs = list(dict.fromkeys([spec, *every]))
     compared = compare(task, specs, seeds=final_seeds, out=kept, progress=progress, **final)
     return Tuned(spec, solver, str(asked.aim), found, cost, compared, folder)
 
@@ -178,14 +184,10 @@ def _named(given: str | Sequence[str]) -> tuple[str, ...]:
     names: list[str] = []
     for name in with_sets([str(each) for each in several]):
         kind = name.partition(":")[0]
-        if kind in BASELINES:
-            raise InputError(f"{kind!r} is a baseline, and not searched: compare it with the choice")
         if kind not in REGISTRY:
             raise unknown("algorithm", name, REGISTRY)
         if not any(_same(name, other) for other in names):
             names.append(name)
-    if not names:
-        raise InputError("there is nothing to search: name at least one algorithm")
     return tuple(names)
 
 
@@ -262,7 +264,9 @@ def _identity(asked: Search) -> dict[str, Any]:
     """What a search that goes on must have in common with the one that was begun."""
     simulation = replace(asked.recipe, algorithms=("fedavg",)).build(asked.task)
     known = asked.recipe.with_digests(asked.task, simulation).to_json()
-    decide = {n: known["settings"][n] for n in names_of("numbers") if n not in ("target", "patience")}
+    decide = {
+        n: known["settings"][n] for n in names_of("numbers") if n not in ("target", "patience", "finetune")
+    }
     return {
         "task": known["setup"],
         "data": asked.task.federation.digest(),

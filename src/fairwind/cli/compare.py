@@ -9,12 +9,13 @@ from typing import Annotated
 import tyro
 
 from fairwind import algorithms, setups
-from fairwind.cli.options import Names, Seconds, described, options_of, values
-from fairwind.cli.report import show
+from fairwind.cli.options import Names, Seconds, Time, described, options_of, values
+from fairwind.cli.report import nothing_left, show
 from fairwind.cli.terminal import err, note, say
 from fairwind.engine.ranks import find, join
 from fairwind.errors import InputError, in_range
-from fairwind.runs.folder import check_free, new_directory
+from fairwind.runs.duration import seconds_of
+from fairwind.runs.folder import new_directory
 from fairwind.runs.recipe import Recipe, changed_settings, settings_of
 from fairwind.runs.references import is_reference, load_task
 from fairwind.runs.session import Session
@@ -30,7 +31,8 @@ class Compare:
     """Train with several algorithms under several seeds, and show how each client fares.
 
     All runs are stacked and train at once. Results, curves and a report page go into a directory; a
-    comparison that was stopped, or killed, goes on with 'fairwind resume DIR'.
+    comparison that was stopped, or killed, goes on with 'fairwind resume DIR'. With more rounds, seeds or
+    algorithms and the same --out, only what is missing is trained.
 
     For example: fairwind compare synthetic --algorithms fedavg adafedadam --rounds 100
     """
@@ -63,6 +65,9 @@ class Compare:
     """Directory for the results (runs/NAME-TIME if not given)."""
     checkpoint_every: Seconds = 30
     """Time between checkpoints: what a kill may cost."""
+    time_budget: Time = None
+    """Time of training after which it stops, such as 10m or 2h; the results say so, and the same command with
+    more, or with none, goes on."""
     explain: bool = False
     """Only show how the comparison would be computed, and why: nothing is trained or written."""
     track: Names = ()
@@ -70,6 +75,7 @@ class Compare:
 
     def run(self) -> None:
         in_range(0, math.inf, checkpoint_every=self.checkpoint_every)
+        budget = None if self.time_budget is None else seconds_of(self.time_budget, "time_budget")
         own = self._own_task()
         recipe = self.recipe(own)
         recipe.check()
@@ -84,19 +90,21 @@ class Compare:
         tracking = Tracking(self.track if first else ())
         name = own.name if own is not None else recipe.setup.partition(":")[0]
         path = (self.out or new_directory(name)) if first else None
-        Session(
+        trained = Session(
             recipe=recipe,
             load=load,
             where=where,
             path=path,
-            find=check_free,
             every=self.checkpoint_every,
             again=shlex.join(["fairwind", "resume", str(path)]),
             say=note,
             console=err,
             tracking=tracking,
+            time_budget=budget,
             finished=show,
         ).run()
+        if trained is None and path is not None:
+            err.print(nothing_left(path))
         return None
 
     def _own_task(self) -> Task | None:

@@ -197,6 +197,7 @@ def _wrong(spec: Spec, given: list[str]) -> str:
 
 
 Seconds = Annotated[float, values(float, metavar="SECONDS")]
+Time = Annotated[str | None, values(str, metavar="TIME")]
 Names = Annotated[tuple[str, ...], values(str, metavar="NAME", count="*")]
 Folders = Annotated[tuple[Path, ...], values(Path, metavar="DIR", count="*")]
 Directory = Annotated[Path, tyro.conf.Positional, values(Path, metavar="DIR")]

@@ -11,7 +11,8 @@ from fairwind.cli.terminal import out, say
 from fairwind.errors import InputError, first_line
 from fairwind.runs.directory import check_begun
 from fairwind.runs.files import RESULTS, is_held, lock, sweep
-from fairwind.runs.seals import check_whole, lost_results
+from fairwind.runs.growth import settle
+from fairwind.runs.seals import check_whole, lost_results, read_results
 
 
 @described
@@ -48,25 +49,39 @@ class Report:
 
     def _finished(self) -> None:
         with lock(self.directory) as mine:
-            check_whole(self.directory)
             if mine:
                 sweep(self.directory)
+                settle(self.directory)
+            check_whole(self.directory)
             show(self.directory)
+
+
+def nothing_left(path: Path) -> str:
+    """What is said where nothing was trained."""
+    stopped = read_results(path).get("stopped")
+    return (
+        "finished: nothing is left to train" if stopped is None else f"nothing was trained: {stopped['why']}"
+    )
 
 
 def show(path: Path) -> Path:
     """The page, and the table on the terminal."""
     from fairwind.report.finding import best_shown  # charts need a second to load
+    from fairwind.report.joining import lines
     from fairwind.report.page import write_page
     from fairwind.report.paired import paired
     from fairwind.report.record import read_record
-    from fairwind.report.table import summary_table
+    from fairwind.report.table import new_clients_table, summary_table
 
     try:
         record = read_record(path)
         found = paired(record)
         page = write_page(path, record, found)[0]
         out.print(summary_table(record.results, best_shown(record, found), out.width))
+        if (new := new_clients_table(record.results, out.width)) is not None:
+            out.print(new)
+        for line in lines(record):
+            out.print(line, soft_wrap=True, markup=False)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
         why = about or first_line(error)

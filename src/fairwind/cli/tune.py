@@ -37,7 +37,7 @@ class Tune:
     """average; worst30; or within=POINTS, the best average whose worst 30 % is at most so many points off."""
     algorithms: Names = algorithms.PAPER
     """Algorithms to search; parameters that are given stay, as in adafedadam:alpha=0. A set is named paper,
-    fair, accelerated or all."""
+    fair, accelerated or all. The baselines local and pooled stand beside the choice in the end."""
     trials: int = 64
     """Settings to try."""
     seeds: tuple[int, ...] = (1, 2, 3)

@@ -17,8 +17,10 @@ from fairwind.data.padding import Pad, as_samples
 from fairwind.data.partition import drawn_split, drawn_validation
 from fairwind.data.samples import Samples, class_count, hash_into, kind, mapped, named, take, tensors
 from fairwind.data.table import read_dataset, read_frame, read_partitions
-from fairwind.errors import InputError, python_numbers, whole
+from fairwind.errors import InputError, python_numbers, unknown, whole
 from fairwind.runs.schema import FederationFacts, Origin, Part
+
+NewClients = float | Sequence[str]  # a share of the clients, or their names
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +42,7 @@ class Federation:
     compute_device: torch.device | None = None  # the computing device, if samples are kept on the host
     groups: tuple[str, ...] = ()  # each client's label, if clients are in groups; also given by their names
     validation: Tensor = field(default_factory=lambda: torch.empty(0))  # (K,) likewise; none if empty
+    new_clients: "Federation | None" = None  # other clients, which take no part in training
 
     def __post_init__(self) -> None:
         if not self.validation.any():  # of a copy with other clients, too
@@ -61,6 +64,7 @@ class Federation:
         groups: Groups | None = None,
         train: float = 0.8,
         validation: float = 0.0,
+        new_clients: NewClients = 0.0,
         seed: int = 0,
         pad: Pad | None = None,
         name: str = "federation",
@@ -76,6 +80,7 @@ class Federation:
         A share `train` of each client's samples (rounded down, at least one) is for training, chosen by
         `seed`; the rest are its test samples. A share `validation` of each client's samples is taken from
         those for training: stopping early and choosing look at it, and the test samples stay the same.
+        `new_clients`, a share of all or a list of names, take no part in training: see `with_new_clients`.
         `classes` is one more than the largest label unless given.
         `groups` are labels of the clients, a dict by name or a list: metrics are then also given by group.
 
@@ -91,6 +96,7 @@ class Federation:
             groups=groups,
             train=train,
             validation=validation,
+            new_clients=new_clients,
             seed=seed,
             name=name,
             classes=classes,
@@ -108,6 +114,7 @@ class Federation:
         group: str | None = None,
         train: float = 0.8,
         validation: float = 0.0,
+        new_clients: NewClients = 0.0,
         seed: int = 0,
         name: str = "federation",
         classes: int | None = None,
@@ -125,6 +132,7 @@ class Federation:
             groups=groups,
             train=train,
             validation=validation,
+            new_clients=new_clients,
             seed=seed,
             name=name,
             classes=classes,
@@ -142,6 +150,7 @@ class Federation:
         group: str | None = None,
         train: float = 0.8,
         validation: float = 0.0,
+        new_clients: NewClients = 0.0,
         seed: int = 0,
         pad: Pad | None = None,
         name: str = "federation",
@@ -163,6 +172,7 @@ class Federation:
             groups=groups,
             train=train,
             validation=validation,
+            new_clients=new_clients,
             seed=seed,
             name=name,
             classes=classes,
@@ -181,6 +191,7 @@ class Federation:
         groups: Groups | None = None,
         train: float = 0.8,
         validation: Any = 0.0,
+        new_clients: NewClients = 0.0,
         seed: int = 0,
         name: str = "federation",
         classes: int | None = None,
@@ -236,7 +247,7 @@ class Federation:
             groups=read_groups(names, groups),
             validation=chosen,
         )
-        return made.with_validation(share, seed) if share else made
+        return made.with_validation(share, seed).with_new_clients(new_clients, seed)
 
     def of_clients(self, clients: Tensor) -> "Federation":
         """The federation of some of the clients, by their indices (n,), in that order."""
@@ -254,21 +265,54 @@ class Federation:
             test=self.test[clients],
             names=tuple(self.names[k] for k in chosen),
             groups=tuple(self.groups[k] for k in chosen) if self.groups else (),
+            new_clients=None,
         )
 
-    def held_out(self, share: float, seed: int = 0) -> tuple["Federation", "Federation"]:
-        """Two federations: the clients that train, and a share of all that is held out, drawn by the seed."""
-        share, seed = python_numbers((share, seed))
+    def held_out(self, clients: NewClients, seed: int = 0) -> tuple["Federation", "Federation"]:
+        """Two federations: the clients that train, and those that are held out.
+
+        `clients` are the names of these, or a share of all, drawn by the seed.
+        """
+        clients, seed = python_numbers((clients, seed))
         whole(0, seed=seed)
-        if not isinstance(share, int | float) or not 0 < share < 1:
-            raise InputError(f"new_clients={share!r} is out of range: a share of the clients lies in (0, 1)")
-        new = round(share * len(self))
-        if not 0 < new < len(self):
+        new = self._named(clients) if isinstance(clients, list | tuple) else self._drawn(clients, seed)
+        if not 0 < int(new.sum()) < len(self):
             raise InputError(
-                f"new_clients={share:g} of {len(self)} clients is {new}: none is left of one kind"
+                f"new_clients={clients!r} of {len(self)} clients is {int(new.sum())}: none is left of one "
+                "kind"
+            )
+        return self.of_clients((~new).nonzero()[:, 0]), self.of_clients(new.nonzero()[:, 0])
+
+    def _named(self, clients: Sequence[str]) -> Tensor:
+        """Which clients have one of these names (K,)."""
+        for name in clients:
+            if name not in self.names:
+                raise unknown("new client", str(name), self.names)
+        return torch.tensor([name in clients for name in self.names])
+
+    def _drawn(self, share: Any, seed: int) -> Tensor:
+        """A share of the clients (K,)."""
+        if not isinstance(share, int | float) or not 0 < share < 1:
+            raise InputError(
+                f"new_clients={share!r} is neither a share of the clients, in (0, 1), nor a list of names"
             )
         order = torch.argsort(mix(fold(HELD_OUT, seed), torch.arange(len(self))), stable=True)
-        return self.of_clients(order[new:].sort().values), self.of_clients(order[:new].sort().values)
+        return torch.zeros(len(self), dtype=torch.bool).index_fill(0, order[: round(share * len(self))], True)
+
+    def with_new_clients(self, clients: NewClients, seed: int = 0) -> "Federation":
+        """The same federation, of which some clients take no part in training: names, or a share of all.
+
+        Which, is drawn by the seed. Trained models are evaluated on the test samples of the new clients,
+        apart from the others; only fine-tuning uses their training samples. They are in `new_clients`.
+        """
+        if not isinstance(clients, list | tuple) and clients == 0:
+            return self
+        if self.new_clients is not None:
+            raise InputError("the federation has new clients already: leave new_clients= out")
+        old, new = self.held_out(clients, seed)
+        if not new.test.any():
+            raise InputError(f"new_clients={clients!r}: none of them has test samples; name others")
+        return replace(old, new_clients=new)
 
     def pooled(self) -> "Federation":
         """One client with the training samples of all, and no test samples: the data in one place."""
@@ -285,10 +329,14 @@ class Federation:
             test=none,
             names=("all",),
             groups=(),
+            new_clients=None,
         )
 
     def for_choosing(self) -> "Federation":
-        """The same federation without its test samples; the validation samples take their place."""
+        """The same federation without its test samples and new clients.
+
+        The validation samples take the place of the test samples.
+        """
         if not self.validation.any():
             raise InputError("there are no validation samples to choose on: give validation=0.1, say")
         kept = self.train + self.validation
@@ -301,6 +349,7 @@ class Federation:
             start=kept.cumsum(0) - kept,
             test=self.validation,
             validation=torch.zeros_like(self.validation),
+            new_clients=None,
         )
 
     def with_validation(self, share: float, seed: int = 0) -> "Federation":
@@ -349,6 +398,7 @@ class Federation:
         groups: Groups | None = None,
         train: float = 0.8,
         validation: float = 0.0,
+        new_clients: NewClients = 0.0,
         seed: int = 0,
         name: str = "federation",
         classes: int | None = None,
@@ -365,6 +415,7 @@ class Federation:
             groups=groups,
             train=train,
             validation=validation,
+            new_clients=new_clients,
             seed=seed,
             name=name,
             classes=classes,
@@ -378,6 +429,7 @@ class Federation:
         groups: Groups | None = None,
         train: float = 0.8,
         validation: float = 0.0,
+        new_clients: NewClients = 0.0,
         seed: int = 0,
         name: str | None = None,
         classes: int | None = None,
@@ -397,6 +449,7 @@ class Federation:
             groups=groups,
             train=train,
             validation=validation,
+            new_clients=new_clients,
             seed=seed,
             name=name,
             classes=classes,
@@ -404,7 +457,8 @@ class Federation:
 
     def __repr__(self) -> str:
         parts = [int(part.sum()) for part in (self.train, self.validation, self.test)]
-        counts = f"{len(self):,} clients, {' + '.join(f'{n:,}' for n in parts if n)} samples"
+        new = "" if self.new_clients is None else f" and {len(self.new_clients):,} new"
+        counts = f"{len(self):,} clients{new}, {' + '.join(f'{n:,}' for n in parts if n)} samples"
         return f"<Federation {self.name!r}: {counts}, {kind(self.inputs)}>"
 
     def __len__(self) -> int:
@@ -466,6 +520,7 @@ class Federation:
             "smallest": int(self.train.min()),
             "median": float(self.train.double().quantile(0.5)),
             "largest": int(self.train.max()),
+            **({"new_clients": len(self.new_clients)} if self.new_clients is not None else {}),
             **({"groups": group_sizes(self.groups)} if self.groups else {}),
             **self.origin,
         }
@@ -492,4 +547,6 @@ class Federation:
             hash_into(seen, (self.validation,))
         if self.groups:
             seen.update(json.dumps(["groups", self.groups]).encode())
+        if self.new_clients is not None:
+            seen.update(f"new clients {self.new_clients.digest()}".encode())
         return seen.hexdigest()

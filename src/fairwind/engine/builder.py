@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairwind.contract import MemoryAlgorithm, PersonalAlgorithm
+from fairwind.contract import Contribution, MemoryAlgorithm, PersonalAlgorithm, Stateless
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
 from fairwind.engine.backends.backend import handwritten
@@ -63,6 +63,12 @@ class BuiltEngine(NamedTuple):
     def scorer(self) -> Scorer:
         """Scores models that share samples."""
         return self.stacked if self.stacked is not None and self.plan.scorer.value == "all" else self.plain
+
+    def place(self, federation: Federation) -> Federation:
+        """Other clients' samples where these are, in the model's type."""
+        there = self.federation
+        federation = replace(federation, inputs=cast(federation.inputs, self.x.dtype))
+        return federation.to(there.device, keep_on_host=there.compute_device is not None)
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         """Sets the number of threads of kernels on a CPU; has no effect on a GPU."""
@@ -122,6 +128,59 @@ def build_engine(
         executor = Loop(plain, federation, planner, runs, memories, plan)
     settings = resolved_settings(settings, machine, plan)
     return BuiltEngine(settings, plan, federation, planner, plain, stacked, x, memories, executor)
+
+
+def pooled_engine(
+    models: Mapping[int, nn.Module],
+    federation: Federation,
+    runs: Sequence[Run],
+    settings: Settings,
+    **task: Any,
+) -> BuiltEngine:
+    """What trains on the samples of all clients in one place, with as much work as in a round of all."""
+    solver = settings.solver
+    if isinstance(solver.steps, tuple):
+        solver = replace(solver, steps=(solver.steps[0] * len(federation), solver.steps[1] * len(federation)))
+    elif solver.steps is not None:
+        solver = replace(solver, steps=solver.steps * len(federation))
+    settings = replace(settings, solver=solver, participation=1.0, clients_per_round=None)
+    return build_engine(models, federation.pooled(), runs, settings, **task)
+
+
+CLIENTS_ALONE = PersonalAlgorithm[Stateless, Stateless](
+    init=lambda x: Stateless(),
+    client=lambda report: Contribution(torch.zeros_like(report.size), Stateless()),
+    server=lambda x, state, total, sums: (x, state),
+    probe="none",
+    pull=0.0,
+    alone=True,
+)
+
+
+def fine_tuned_engine(
+    models: Mapping[int, nn.Module],
+    federation: Federation,
+    runs: Sequence[Run],
+    x: Tensor,
+    round: int,
+    settings: Settings,
+    **task: Any,
+) -> BuiltEngine:
+    """Trains every client alone from its run's model x (R, P), with batches drawn as for this round.
+
+    The clients' `memories` are then their models (K, P), by run. The learning rate is the solver's first.
+    """
+    solver = replace(settings.solver, epochs=settings.finetune, steps=None, lr_decay=1.0, lr_schedule=None)
+    alone = replace(settings, solver=solver, participation=1.0, clients_per_round=None, compile="off")
+    runs = [run._replace(algorithm=CLIENTS_ALONE) for run in runs]
+    engine = build_engine(models, federation, runs, alone, **task)
+    for r, kept in engine.memories.values.items():
+        kept.copy_(x[r].expand_as(kept))
+    loss0 = torch.full((len(runs), len(federation)), torch.nan, dtype=torch.float64, device=x.device)
+    with engine.threads(engine.executor.threads):
+        engine.executor.prepare(round)
+        engine.executor.round(x, loss0, lambda r: x[r], lambda sums: None)
+    return engine
 
 
 def _threads(plan: ExecutionPlan | Placement, count: int) -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairwind.aggregation import refuses
+from fairwind.contract import PooledAlgorithm
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.machine import Machine
@@ -13,8 +14,8 @@ from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError, in_range, whole
 
 
-def check_runs(runs: Sequence[Run], settings: Settings) -> None:
-    """Refuses seeds out of range, and algorithms that the solver does not support."""
+def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = False) -> None:
+    """Refuses seeds out of range, and algorithms that the solver or the place of the data rules out."""
     if not runs:
         raise InputError("there is nothing to run: name at least one algorithm and one seed")
     solver = settings.solver
@@ -22,6 +23,11 @@ def check_runs(runs: Sequence[Run], settings: Settings) -> None:
     for run in runs:
         whole(0, seed=run.seed)
         in_range(0, 2**32, seed=run.seed)
+        if isinstance(run.algorithm, PooledAlgorithm) and not in_one_place:
+            raise InputError(
+                f"{run.label} trains on the samples of all clients in one place, which a real federation "
+                "does not have: simulate it with fairwind.compare"
+            )
         if not tells_steps and refuses(run.algorithm, steps=torch.nan):
             raise InputError(
                 f"{run.label} divides by its clients' steps (‖a‖₁), which {solver.name} does not have: "

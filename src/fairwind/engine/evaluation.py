@@ -6,15 +6,16 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fairwind.contract import CohortAlgorithm, PersonalAlgorithm
+from fairwind.contract import CohortAlgorithm, PersonalAlgorithm, PooledAlgorithm
 from fairwind.data.counter import segments
 from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run
+from fairwind.engine.local import trains_alone
 from fairwind.engine.losses.loss import Loss
 from fairwind.engine.memory import Memories
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.stacked.chunks import chunks
-from fairwind.runs.schema import HistoryLine, Part
+from fairwind.runs.schema import Baseline, HistoryLine, Part
 from fairwind.scores import Score, segment_sums
 
 Pick = Callable[[Tensor], Tensor]  # clients -> their samples' indices, client after client
@@ -148,21 +149,32 @@ class EvaluatedModel(NamedTuple):
     seed: int
     run: int
     model: Literal["global", "averaged", "personal"] = "global"
+    baseline: Baseline | None = None  # what it is, if it is not an algorithm's own model
 
 
 def views_of(runs: Sequence[Run]) -> list[EvaluatedModel]:
     """In the order of the runs, each followed by its additional models."""
     found = []
     for r, run in enumerate(runs):
-        if isinstance(run.algorithm, PersonalAlgorithm) and run.algorithm.alone:
-            found.append(EvaluatedModel(run.label, run.seed, r, "personal"))
+        if trains_alone(run):
+            found.append(EvaluatedModel(run.label, run.seed, r, "personal", "local"))
             continue
-        found.append(EvaluatedModel(run.label, run.seed, r))
+        pooled: Baseline | None = "pooled" if isinstance(run.algorithm, PooledAlgorithm) else None
+        found.append(EvaluatedModel(run.label, run.seed, r, baseline=pooled))
         if isinstance(run.algorithm, CohortAlgorithm) and run.algorithm.averaged_model is not None:
             found.append(EvaluatedModel(f"{run.label} (averaged)", run.seed, r, "averaged"))
         if isinstance(run.algorithm, PersonalAlgorithm):
             found.append(EvaluatedModel(f"{run.label} (personal)", run.seed, r, "personal"))
     return found
+
+
+def fine_tuned(views: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+    """What clients make of each model of a federation."""
+    return [
+        EvaluatedModel(f"{view.label} (fine-tuned)", view.seed, view.run, "personal", "finetuned")
+        for view in views
+        if view.model == "global" and view.baseline is None
+    ]
 
 
 def averaged(run: Run, state: Any) -> Tensor:
@@ -206,6 +218,7 @@ def judge_views(
 class Evaluation(NamedTuple):
     """How each view's model does on a part of the samples."""
 
+    views: list[EvaluatedModel]
     lines: list[HistoryLine]  # metrics over the clients
     loss: Tensor  # (views, K) of each client
     score: Tensor  # likewise, of the main score
@@ -230,6 +243,11 @@ class Curves:
         self.values.append(score.float())
         while len(self.rounds) > 2 and 4 * score.numel() * len(self.rounds) > MAX_CURVE_BYTES:
             self.rounds, self.values = self.rounds[::-2][::-1], self.values[::-2][::-1]
+
+    def drop(self, round: int) -> None:
+        """Forgets a round if it is the last that was added."""
+        if self.rounds[-1:] == [round]:
+            self.rounds, self.values = self.rounds[:-1], self.values[:-1]
 
     def tensor(self) -> Tensor:
         """(evaluations, R, K)."""

@@ -6,7 +6,14 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm, CohortAlgorithm, GramAlgorithm, Report, WeighingAlgorithm
+from fairwind.contract import (
+    AnyAlgorithm,
+    CohortAlgorithm,
+    GramAlgorithm,
+    PooledAlgorithm,
+    Report,
+    WeighingAlgorithm,
+)
 from fairwind.engine.ranks import Ranks
 from fairwind.engine.round_updates import RoundUpdates
 
@@ -17,6 +24,11 @@ class Run(NamedTuple):
     label: str
     algorithm: AnyAlgorithm
     seed: int
+
+
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """As a simulation has them: those with all samples in one place last, which another engine trains."""
+    return sorted(runs, key=lambda run: isinstance(run.algorithm, PooledAlgorithm))
 
 
 def seeing(runs: Sequence[Run]) -> dict[int, WeighingAlgorithm]:

@@ -11,7 +11,7 @@ from fairwind.contract import GradientAlgorithm, MemoryAlgorithm, Report
 from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.layout import Layout, Parts
-from fairwind.engine.local import Locals, Modifications
+from fairwind.engine.local import Locals, Modifications, trains_alone
 from fairwind.engine.memory import Memories, changed
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import Ranks
@@ -26,6 +26,7 @@ class Trained(NamedTuple):
     """The results of a chunk of rows."""
 
     part: ChunkSums | None  # none for personal models
+    usable: dict[int, Tensor]  # by run whose clients train alone: which of its rows (n,) are usable
     changes: dict[int, Tensor]  # by run, Σ of the changes of its clients' memories (P,)
     held: dict[int, tuple[Report, Tensor, list[Tensor]]]  # by run: reports, clients and updates
     remembered: list[tuple[int, Tensor, Tensor]]  # runs, clients, and their memories' changes or new models
@@ -97,12 +98,14 @@ class AlgorithmExtras:
 
     def keep_models(self, chunk: Chunk, weights: list[Tensor]) -> Trained:
         """The trained personal models that are finite."""
-        kept = []
+        kept, counted = [], {}
         for r, here in chunk.rows_of.items():
             new, client = self.layout.from_matrices([matrix[here] for matrix in weights]), chunk.clients(here)
             usable = torch.isfinite(new).all(1, keepdim=True)
             kept.append((r, client, torch.where(usable, new, self.memories.take(r, client))))
-        return Trained(None, {}, {}, kept)
+            if trains_alone(self.runs[r]):
+                counted[r] = usable[:, 0]
+        return Trained(None, counted, {}, {}, kept)
 
     def remember(self, local: Locals, trained: Trained) -> None:
         """Stores new memories, once it is certain that their chunk will not be trained again."""
@@ -144,7 +147,7 @@ class AlgorithmExtras:
         copy: bool,
     ) -> Trained:
         """New memories and updates, as a `copy` if the next chunk overwrites the rows."""
-        found = Trained(part, {}, {}, [])
+        found = Trained(part, {}, {}, {}, [])
         for r, here in chunk.rows_of.items():
             if r not in self.seeing and r not in local.memories:
                 continue

@@ -109,7 +109,12 @@ def trains(run: Run, way: Pass) -> bool:
     corrected = isinstance(run.algorithm, GradientAlgorithm) and run.algorithm.corrected
     if way == "personal":
         return isinstance(run.algorithm, PersonalAlgorithm)
-    return corrected == (way == "corrected")
+    return not trains_alone(run) and corrected == (way == "corrected")
+
+
+def trains_alone(run: Run) -> bool:
+    """Whether clients only train models of their own."""
+    return isinstance(run.algorithm, PersonalAlgorithm) and run.algorithm.alone
 
 
 def local_part(run: Run, way: Pass) -> Local[Any]:

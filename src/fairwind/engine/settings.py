@@ -46,6 +46,9 @@ class Settings:
     eval_every: int = field(default=10, metadata=HISTORY)
     """Rounds between evaluations of all clients, on their validation samples, or test samples if there are
     none."""
+    finetune: float = 0
+    """Local epochs of fine-tuning: after the last round each client trains the model for so many, and what
+    becomes of it is evaluated beside it."""
     target: float | None = None
     """Stop early once the average of every run has reached this, in percent if the score is accuracy."""
     patience: int | None = None
@@ -92,6 +95,7 @@ class Settings:
         if self.memory is not None:
             positive(memory=self.memory)
             in_range(0, LARGEST, memory=self.memory)
+        in_range(0, 2**31, finetune=self.finetune)
         if self.target is not None:
             in_range(-math.inf, math.inf, target=self.target)
         if self.patience is not None:
@@ -124,6 +128,7 @@ class Options(TypedDict, total=False):
     clients_per_round: int | None
     probe_samples: int | None
     eval_every: int
+    finetune: float
     target: float | None
     patience: int | None
     engine: Engine

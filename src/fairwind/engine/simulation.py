@@ -2,28 +2,33 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairwind.aggregation import advance, advance_seeing, first_state, refuses
-from fairwind.contract import CohortAlgorithm, GramAlgorithm
+from fairwind.contract import CohortAlgorithm, GramAlgorithm, PooledAlgorithm
 from fairwind.data.federation import Federation
-from fairwind.engine.builder import build_engine
+from fairwind.engine.builder import BuiltEngine, build_engine, fine_tuned_engine, pooled_engine
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.checks import build, check_runs, check_shapes, check_shared
 from fairwind.engine.evaluation import (
     Curves,
+    EvaluatedModel,
     Evaluation,
     averaged,
+    fine_tuned,
     judge_views,
+    own_scores,
     split,
     training_losses,
     views_of,
 )
-from fairwind.engine.executor import RoundSums, Run
-from fairwind.engine.local import local_part
+from fairwind.engine.executor import RoundSums, Run, in_order
+from fairwind.engine.local import local_part, trains_alone
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.machine import matmul_precision
 from fairwind.engine.plan import ExecutionPlan
@@ -32,7 +37,18 @@ from fairwind.engine.settings import Model, Settings
 from fairwind.engine.stopping import Stopping
 from fairwind.errors import InputError
 from fairwind.metrics import history_line, model_metrics
-from fairwind.runs.schema import HistoryLine, Part
+from fairwind.runs.schema import HistoryLine, Part, Stopped
+
+PER_RUN = "x", "loss0", "left_out", "stalled", "lowest"  # a row for each run
+
+
+class Final(NamedTuple):
+    """The results after a round, of test samples."""
+
+    round: int
+    evaluation: Evaluation
+    of_new_clients: Evaluation | None
+    fine_tuned: dict[int, Tensor]  # by run, the clients' models (K, P)
 
 
 class Simulation:
@@ -53,25 +69,28 @@ class Simulation:
         plan: ExecutionPlan | None = None,
     ):
         """`loss`, `score` and `augment` as users give them: see `Task`; `plan` is decided unless given."""
-        self.ranks, self.runs, self.name = ranks, list(runs), name
-        check_runs(self.runs, settings)
+        self.ranks, self.runs, self.name = ranks, in_order(runs), name
+        check_runs(self.runs, settings, in_one_place=True)
         if not federation.test.any():
             raise InputError("no client has test samples; give clients more samples or a smaller train share")
         models = {run.seed: build(model, run.seed) for run in self.runs}
         check_shared(models)
-        self.engine = build_engine(
-            models,
-            federation,
-            self.runs,
-            settings,
-            loss=loss,
-            score=score,
-            augment=augment,
-            ranks=ranks,
-            plan=plan,
-        )
-        self.settings, self.plan, self.federation, self.planner, *_ = self.engine
-        *_, self.plain, self.stacked, self.x, self.memories, self.executor = self.engine
+        task: dict[str, Any] = {"loss": loss, "score": score, "augment": augment, "ranks": ranks}
+        federated = [run for run in self.runs if not isinstance(run.algorithm, PooledAlgorithm)]
+        pooled, resolved = self.runs[len(federated) :], settings
+        self.engines: list[BuiltEngine] = []
+        if federated:
+            self.engines.append(build_engine(models, federation, federated, settings, plan=plan, **task))
+            resolved, plan = self.engines[0].settings, None
+        if pooled:
+            self.engines.append(pooled_engine(models, federation, pooled, resolved, plan=plan, **task))
+        self.engine = self.engines[0]
+        _, self.plan, _, self.planner, self.plain, self.stacked, _, self.memories, self.executor = self.engine
+        own = {name: getattr(settings, name) for name in ("solver", "participation", "clients_per_round")}
+        self.settings = replace(self.engine.settings, **own)
+        self.federation = self.engine.federation if federated else self.engine.place(federation)
+        self.x = torch.cat([engine.x for engine in self.engines])
+        self._models, self._task = models, task
         self.layout = self.plain.layout
         self.scores = self.plain.judges
         self.settings.check_target(self.scores[0])
@@ -85,6 +104,7 @@ class Simulation:
         self.lowest = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=self.x.device)
         self.watched: Part = "validation" if self.federation.validation.any() else "test"
         self.views = views_of(self.runs)
+        self.final_views = [*self.views, *(fine_tuned(self.views) if settings.finetune else ())]
         self.round = 0
         self.client_steps = 0
         self.seconds = 0.0
@@ -94,7 +114,7 @@ class Simulation:
         found = torch.full((1 + len(self.scores), len(self.views), clients), torch.nan, dtype=torch.float64)
         # (views, K) each, of the watched part: losses, main score, other scores
         self.loss, self.score, *self.other_scores = found
-        self._final: tuple[int, Evaluation] | None = None  # and the round that it is of
+        self._final: Final | None = None
 
     def start(self) -> None:
         """Evaluates the initial models: every client's F_k(x⁰), and its scores."""
@@ -113,7 +133,7 @@ class Simulation:
 
     @property
     def done(self) -> bool:
-        return self.round >= self.settings.rounds or bool(self.stopping.why)
+        return self.round >= self.settings.rounds or self.stopping.stopped is not None
 
     def step(self) -> None:
         """One round of every run, and an evaluation if one is due; calls `start` before the first."""
@@ -124,8 +144,13 @@ class Simulation:
             self.engine.threads(self.executor.threads),
             matmul_precision(self.settings.precision, self.x.device),
         ):
-            self.client_steps += self.executor.prepare(self.round)
-            self.executor.round(self.x, self.loss0, self._shared, self._advance)
+            self.client_steps += sum(engine.executor.prepare(self.round) for engine in self.engines)
+            first = 0
+            for engine in self.engines:
+                mine = slice(first, first + len(engine.x))
+                advance = partial(self._advance, mine)
+                engine.executor.round(self.x[mine], self.loss0[mine], self._shared, advance)
+                first = mine.stop
         self.round += 1
         if self.round % self.settings.eval_every == 0 or self.done:
             self.evaluate()
@@ -137,29 +162,31 @@ class Simulation:
         assert shared is not None
         return shared(self.states[r])
 
-    def _stepped(self, r: int, outcome: RoundSums) -> tuple[Tensor, Any, Tensor]:
-        """A run's next model and state, and whether they changed."""
+    def _stepped(self, r: int, i: int, outcome: RoundSums) -> tuple[Tensor, Any, Tensor]:
+        """A run's next model and state, and whether it moved; it is the i-th of the outcome."""
         algorithm, x, state = self.runs[r].algorithm, self.x[r], self.states[r]
+        if trains_alone(self.runs[r]):  # and its clients moved
+            return x, state, outcome.used[i] > 0
         if isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
-            held = outcome.held[r]
+            held = outcome.held[i]
             return advance_seeing(algorithm, x, state, held.cohort(), held.gram, held.summed)
-        more = (outcome.more[r],) if r in outcome.more else ()
-        return advance(algorithm, x, state, outcome.total[r], outcome.sums[r], outcome.used[r], *more)
+        more = (outcome.more[i],) if i in outcome.more else ()
+        return advance(algorithm, x, state, outcome.total[i], outcome.sums[i], outcome.used[i], *more)
 
     @torch.no_grad()
-    def _advance(self, outcome: RoundSums) -> None:
-        """The servers' steps, in place."""
+    def _advance(self, mine: slice, outcome: RoundSums) -> None:
+        """The steps of the servers of some runs, in place."""
         stepped = []
-        for r, run in enumerate(self.runs):
-            stepped.append(self._stepped(r, outcome))
-            check_shapes(run.label, self.states[r], stepped[-1][1])
-        for r, (x, state, moved) in enumerate(stepped):
+        for i, r in enumerate(range(mine.start, mine.stop)):
+            stepped.append(self._stepped(r, i, outcome))
+            check_shapes(self.runs[r].label, self.states[r], stepped[-1][1])
+        for r, (x, state, moved) in enumerate(stepped, mine.start):
             self.x[r] = x
             for old, new in zip(self.states[r], state, strict=True):
                 old.copy_(new)
             self.stalled[r] += ~moved
-        self.left_out += outcome.left_out
-        self.lowest.copy_(torch.fmin(self.lowest, outcome.lowest))
+        self.left_out[mine] += outcome.left_out
+        self.lowest[mine] = torch.fmin(self.lowest[mine], outcome.lowest)
 
     def run(
         self,
@@ -182,9 +209,17 @@ class Simulation:
                 saved = time.monotonic()
         self.final()  # here, because it is work that ranks share
 
+    def stop(self, request: Stopped) -> None:
+        """Ends training after this round, which is evaluated, unless no round is left anyway."""
+        if not self.done:
+            self.stopping.request = request
+            if self.curves.rounds[-1:] != [self.round]:
+                self.evaluate()
+
     def evaluate(self) -> None:
         """Every client's loss and scores now, of the watched part, added to the history."""
         self._check_losses(self.lowest[:, None])
+        self._final = None
         now = self._judged(self.watched)
         self.loss, self.score, self.other_scores = now.loss, now.score, now.other_scores
         self.curves.add(self.round, self.score)
@@ -192,35 +227,94 @@ class Simulation:
         self.stopping.add(now.lines)
 
     def final(self) -> Evaluation:
-        """The results, of test samples: the newest evaluation, unless that was of validation samples."""
-        if self.watched == "test":
-            newest = self.history[-len(self.views) :]
-            return Evaluation(newest, self.loss, self.score, self.other_scores)
-        if self._final is None or self._final[0] != self.round:
-            self._final = self.round, self._judged("test")
-        return self._final[1]
+        """The results, of test samples: the newest evaluation, unless that was of validation samples.
+
+        Fine-tuned models follow the others; they are evaluated only now.
+        """
+        return self._finish().evaluation
+
+    def final_of_new_clients(self) -> Evaluation | None:
+        """The same of clients that took no part in training, for the models that need not know a client."""
+        return self._finish().of_new_clients
+
+    def _finish(self) -> Final:
+        """Evaluates what is evaluated after the last round, unless it was."""
+        if self._final is None or self._final.round != self.round:
+            if self.watched == "test":
+                newest = self.history[-len(self.views) :]
+                now = Evaluation(self.views, newest, self.loss, self.score, self.other_scores)
+            else:
+                now = self._judged("test")
+            now, models = self._with_fine_tuned(now, self.federation)
+            new = self.federation.new_clients
+            self._final = Final(self.round, now, None if new is None else self._on_new_clients(new), models)
+        return self._final
+
+    def _on_new_clients(self, new: Federation) -> Evaluation | None:
+        """How these models do on these clients; none, if all models are single clients'."""
+        shared = [view for view in self.views if view.model != "personal"]
+        new = self.engine.place(new)
+        return self._with_fine_tuned(self._judged("test", shared, new), new)[0] if shared else None
+
+    def _with_fine_tuned(
+        self, now: Evaluation, federation: Federation
+    ) -> tuple[Evaluation, dict[int, Tensor]]:
+        """An evaluation, with what clients make of the models by fine-tuning; and these, by run (K, P)."""
+        views = self.final_views[len(self.views) :]
+        if not views:
+            return now, {}
+        runs, x = [self.runs[view.run] for view in views], self.x[[view.run for view in views]]
+        with matmul_precision(self.settings.precision, x.device):
+            given = self._models, federation, runs, x, self.round, self.settings
+            engine = fine_tuned_engine(*given, **self._task)
+            trained, models = engine.federation, engine.memories.values
+            sizes, pick = split(trained, "test")
+            scorer = engine.stacked or engine.plain
+            judged = [
+                own_scores(scorer, trained, models[i], sizes, pick, x.device, self.ranks)
+                for i in range(len(views))
+            ]
+        tuned = self._evaluation(views, tuple(torch.stack(judged, 1).cpu()), federation, "test")
+        both = Evaluation(
+            now.views + tuned.views,
+            now.lines + tuned.lines,
+            torch.cat([now.loss, tuned.loss]),
+            torch.cat([now.score, tuned.score]),
+            [torch.cat(pair) for pair in zip(now.other_scores, tuned.other_scores, strict=True)],
+        )
+        return both, {view.run: models[i] for i, view in enumerate(views)}
 
     @torch.no_grad()
-    def _judged(self, part: Part) -> Evaluation:
-        """How the models do now on a part of the samples."""
-        trained = self.views, self.runs, self.x, self.states, self.memories
-        sizes, pick = split(self.federation, part)
+    def _judged(
+        self, part: Part, views: list[EvaluatedModel] | None = None, federation: Federation | None = None
+    ) -> Evaluation:
+        """How the models do now on a part of the samples; some models, or other clients, if given."""
+        views, federation = views or self.views, federation or self.federation
+        trained = views, self.runs, self.x, self.states, self.memories
+        sizes, pick = split(federation, part)
         with matmul_precision(self.settings.precision, self.x.device):
             scorers = self.engine.scorer, self.stacked or self.plain
-            judged = judge_views(*trained, scorers, self.federation, sizes, pick, self.ranks)
+            judged = judge_views(*trained, scorers, federation, sizes, pick, self.ranks)
+        return self._evaluation(views, judged, federation, part)
+
+    def _evaluation(
+        self, views: list[EvaluatedModel], judged: tuple[Tensor, ...], federation: Federation, part: Part
+    ) -> Evaluation:
+        """From each view's losses and scores of the clients (views, K)."""
         loss, score, *other_scores = judged
+        _, sizes = federation.part(part)
         lines = []
-        for i, view in enumerate(self.views):
+        for i, view in enumerate(views):
             # Scalars of the server's state; before the first round they have no meaning.
             state = self.states[view.run]._asdict() if self.round else {}
             scalars = {k: float(v) for k, v in state.items() if v.ndim == 0}
             metrics = {
-                each.name: model_metrics(values[i], loss[i], sizes, each.kind, self.federation.groups)
+                each.name: model_metrics(values[i], loss[i], sizes, each.kind, federation.groups)
                 for each, values in zip(self.scores, judged[1:], strict=True)
             }
             line = history_line(view.label, view.seed, self.round, metrics, scalars)
             lines.append(line if part == "test" else {**line, "part": part})
-        return Evaluation(lines, loss, score, other_scores)
+        return Evaluation(views, lines, loss, score, other_scores)
 
     def _check_losses(self, losses: Tensor) -> None:
         """Refuses negative losses (R, K) if an algorithm cannot use them."""
@@ -234,13 +328,17 @@ class Simulation:
                 )
 
     def state_dict(self, i: int) -> dict[str, Tensor]:
-        """The state dict of the user's module in the i-th view; parameters of personal models are (K, …)."""
-        _, _, r, model = self.views[i]
+        """The state dict of the user's module in the i-th view; parameters of personal models are (K, …).
+
+        Views are those at the end.
+        """
+        _, _, r, model, baseline = self.final_views[i]
         if model == "personal":
+            own = self._finish().fine_tuned[r] if baseline == "finetuned" else self.memories.values[r]
             trained = {name for names in self.layout.all_names for name in names}
             whole = self.plain.state_dict(self.x[r])
             frozen = {name: value for name, value in whole.items() if name not in trained}
-            return frozen | self.layout.unflatten(self.memories.values[r])
+            return frozen | self.layout.unflatten(own)
         x = self.x[r] if model == "global" else averaged(self.runs[r], self.states[r])
         return self.plain.state_dict(x)
 
@@ -248,19 +346,20 @@ class Simulation:
         """Everything that is needed to resume."""
         tensors = self._tensors() | {"loss": self.loss, "score": self.score, "curves": self.curves.tensor()}
         tensors |= {f"score.{s.name}": f for s, f in zip(self.scores[1:], self.other_scores, strict=True)}
-        record = {
+        record: dict[str, Any] = {
             "history": list(self.history),
             "evaluated": list(self.curves.rounds),
             "client_steps": self.client_steps,
             "seconds": self.seconds,
         }
+        if self.stopping.request is not None:
+            record["stopped"] = self.stopping.request
         # Copies, because everything is updated in place.
         return Checkpoint(self.round, {name: t.clone() for name, t in tensors.items()}, record)
 
     def checkpoint_of(self, runs: Sequence[int]) -> Checkpoint:
         """The same of some of the runs, for a simulation of these alone."""
-        whole = self.checkpoint()
-        views = [i for r in runs for i, view in enumerate(self.views) if view.run == r]
+        whole, views = self.checkpoint(), self._views_of(runs)
         tensors: dict[str, Tensor] = {}
         for name, value in whole.tensors.items():
             kind, _, rest = name.partition(".")
@@ -278,16 +377,50 @@ class Simulation:
         ]  # of each evaluation
         return Checkpoint(whole.round, tensors, {**whole.record, "history": history})
 
+    def checkpoint_from(self, parts: Sequence[tuple[Checkpoint, Sequence[int]]]) -> Checkpoint:
+        """The reverse: a checkpoint of all runs, from others of the same round, each of some of them."""
+        tensors: dict[str, Tensor] = {}
+        kept = set.intersection(*({line["round"] for line in part.record["history"]} for part, _ in parts))
+        drawn = [
+            n for n in parts[0][0].record["evaluated"] if all(n in p.record["evaluated"] for p, _ in parts)
+        ]
+        lines: dict[tuple[int, int], HistoryLine] = {}  # by round and view
+        for part, runs in parts:
+            views = self._views_of(runs)
+            own = [line for line in part.record["history"] if line["round"] in kept]
+            lines |= {(line["round"], views[i % len(views)]): line for i, line in enumerate(own)}
+            for name, value in part.tensors.items():
+                kind, _, rest = name.partition(".")
+                if kind in ("memory", "state"):
+                    run, _, rest = rest.partition(".")
+                    tensors[".".join(filter(None, (kind, str(runs[int(run)]), rest)))] = value.cpu()
+                elif kind == "curves":
+                    value = value[[part.record["evaluated"].index(n) for n in drawn]]
+                    _fill(tensors, name, value.transpose(0, 1), views, len(self.views))
+                elif kind in ("loss", "score"):
+                    _fill(tensors, name, value, views, len(self.views))
+                elif name in PER_RUN:
+                    _fill(tensors, name, value, runs, len(self.runs))
+        tensors["curves"] = tensors["curves"].transpose(0, 1)
+        record = {name: sum(part.record[name] for part, _ in parts) for name in ("client_steps", "seconds")}
+        record |= {"history": [lines[key] for key in sorted(lines)], "evaluated": drawn}
+        return Checkpoint(parts[0][0].round, tensors, record)
+
+    def _views_of(self, runs: Sequence[int]) -> list[int]:
+        return [i for r in runs for i, view in enumerate(self.views) if view.run == r]
+
     def _tensors(self) -> dict[str, Tensor]:
-        names = "x", "loss0", "left_out", "stalled", "lowest"
-        tensors = {name: getattr(self, name) for name in names}
+        tensors = {name: getattr(self, name) for name in PER_RUN}
         tensors |= {f"memory.{r}": kept for r, kept in self.memories.values.items()}
         for r, state in enumerate(self.states):
             tensors |= {f"state.{r}.{name}": value for name, value in state._asdict().items()}
         return tensors
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Resumes from a checkpoint of the same simulation."""
+        """Resumes from a checkpoint of the same simulation, or of one with fewer rounds.
+
+        An evaluation that was made only because training ended there is dropped if it goes on.
+        """
         for name, place in self._tensors().items():
             if place.shape != checkpoint.tensors[name].shape:  # it would be broadcast
                 raise ValueError(f"the checkpoint's {name} is of another shape")
@@ -297,6 +430,15 @@ class Simulation:
         self.curves = Curves(checkpoint.record["evaluated"], checkpoint.tensors["curves"])
         self.round = checkpoint.round
         self.history = list(checkpoint.record["history"])
+        if self.round < self.settings.rounds and self.round % self.settings.eval_every:
+            self.history = [line for line in self.history if line["round"] < self.round]
+            self.curves.drop(self.round)
         self.stopping = Stopping(self.settings, self.scores[0].sign, self.history, len(self.views))
         self._final = None
         self.client_steps, self.seconds = checkpoint.record["client_steps"], checkpoint.record["seconds"]
+
+
+def _fill(tensors: dict[str, Tensor], name: str, rows: Tensor, places: Sequence[int], count: int) -> None:
+    """Puts rows into their places in a tensor of so many."""
+    whole = tensors.setdefault(name, torch.empty(count, *rows.shape[1:], dtype=rows.dtype))
+    whole[list(places)] = rows.cpu()

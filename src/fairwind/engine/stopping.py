@@ -1,14 +1,14 @@
-"""When training stops before its last round, by the averages of all evaluations so far."""
+"""When training stops before its last round: by the averages so far, or because someone asked for it."""
 
 import math
 from collections.abc import Sequence
 
 from fairwind.engine.settings import Settings
-from fairwind.runs.schema import HistoryLine
+from fairwind.runs.schema import HistoryLine, Stopped
 
 
 class Stopping:
-    """Follows from the history alone, so that a resumed run stops at the same round."""
+    """Follows from the history, so that a resumed run stops at the same round; unless it was asked for."""
 
     def __init__(self, settings: Settings, sign: int, history: Sequence[HistoryLine], runs: int):
         """`sign` is −1 where lower averages are better; each evaluation has a line of every run."""
@@ -16,6 +16,7 @@ class Stopping:
         self.best = [-math.inf] * runs
         self.waited = 0  # evaluations since a run's average was better than ever
         self.reached = False  # whether every run is at the target
+        self.request: Stopped | None = None  # of a time budget or a callback
         for first in range(0, len(history), runs):
             self.add(history[first : first + runs])
 
@@ -28,10 +29,11 @@ class Stopping:
         self.reached = self.target is not None and min(averages) >= self.sign * self.target
 
     @property
-    def why(self) -> str:
-        """Why training stops now; empty if it goes on."""
+    def stopped(self) -> Stopped | None:
+        """Why training stops now; None if it goes on."""
         if self.reached:
-            return f"every average has reached {self.target:g}"
+            return {"by": "target", "why": f"every average has reached {self.target:g}"}
         if self.patience is not None and self.waited >= self.patience:
-            return f"no average has improved for {self.waited} evaluation{'s' * (self.waited > 1)}"
-        return ""
+            waited = f"{self.waited} evaluation{'s' * (self.waited > 1)}"
+            return {"by": "patience", "why": f"no average has improved for {waited}"}
+        return self.request

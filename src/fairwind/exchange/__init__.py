@@ -28,11 +28,11 @@ from fairwind.exchange.bounds import UNBOUNDED, Bounds
 from fairwind.exchange.client import LocalClient
 from fairwind.exchange.evaluation import Evaluations, Judged
 from fairwind.exchange.kept import Kept
-from fairwind.exchange.message import Form, RefusedError, Reply, Request, arrays_of, sums_form
+from fairwind.exchange.message import Form, RefusedError, Reply, Request, Tag, arrays_of, sums_form
 from fairwind.exchange.own_loop import report_update
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun
-from fairwind.exchange.server import Aggregator, Round
+from fairwind.exchange.server import Aggregator, Round, StalledError
 
 __all__ = [
     "UNBOUNDED",
@@ -49,6 +49,8 @@ __all__ = [
     "Reply",
     "Request",
     "Round",
+    "StalledError",
+    "Tag",
     "arrays_of",
     "report_update",
     "sums_form",

@@ -121,7 +121,7 @@ class LocalClient:
         """Does what a server asks; returns the reply, and what the client is to keep."""
         kept, vectors = kept.of(request.training), request.vectors
         if request.phase == "gradient":
-            return self.measure(vectors[WEIGHTS], request.round), kept
+            return self.measure(vectors[WEIGHTS], request.round)._replace(tag=request.tag), kept
         first_loss = request.first_loss if kept.first_loss is None else kept.first_loss
         trained = self.train(
             vectors[WEIGHTS],
@@ -131,7 +131,7 @@ class LocalClient:
             gradient=vectors.get(GRADIENT),
             kept=self._recalled(request, kept),
         )
-        reply = trained.reply
+        reply = trained.reply._replace(tag=request.tag)
         if keeps(self.algorithm) and request.kept is not None and request.kept not in kept.vectors:
             reply = reply._replace(numbers={**reply.numbers, LOST: float(request.kept)})
         return reply, kept.after(request, trained.first_loss, trained.kept)
@@ -143,8 +143,8 @@ class LocalClient:
             recalled = self._recalled(request, kept.of(request.training))
             further = weights if recalled is None else recalled
             if self.algorithm.alone:  # there is no other model
-                return self.evaluate(further)
-        judged = self.evaluate(weights)
+                return self.evaluate(further)._replace(tag=request.tag)
+        judged = self.evaluate(weights)._replace(tag=request.tag)
         return judged if further is None else judged._replace(further=self.evaluate(further))
 
     def _recalled(self, request: Request, kept: Kept) -> Arrays | None:

@@ -1,8 +1,9 @@
 """Clients' evaluations in a real federation, round by round, as they report them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, NotRequired, TypedDict
 
 import torch
@@ -13,12 +14,15 @@ from fairwind.data.samples import cast
 from fairwind.engine.evaluation import EvaluatedModel, views_of
 from fairwind.engine.executor import Run
 from fairwind.engine.plain import PlainModel
-from fairwind.exchange.message import RefusedError
+from fairwind.exchange.bounds import FEWEST, UNBOUNDED, Bounds
+from fairwind.exchange.capping import ceiling
+from fairwind.exchange.message import RefusedError, Tag
 from fairwind.metrics import finite, history_line, model_metrics, no_metrics
 from fairwind.runs.schema import HistoryLine, ModelMetrics
 from fairwind.scores import Score, as_scores
 from fairwind.task import Task
 
+ROUNDING = 1e-4  # by which a score may be beyond its limits
 LIMIT = 200_000  # scores that are kept of earlier rounds; beyond, every second round is dropped, and so on
 
 
@@ -30,6 +34,7 @@ class Judged(NamedTuple):
     loss: float
     scores: dict[str, float]  # by name; accuracies in percent
     further: "Judged | None" = None  # of a further model: the client's own, or an averaged one
+    tag: Tag | None = None  # none from an evaluation of one's own
 
 
 class Record(TypedDict):
@@ -62,8 +67,11 @@ def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:
         if score.name not in judged.scores:
             raise RefusedError(f"it does not tell its {score.name}")
         value = judged.scores[score.name]
-        if judged.size and score.kind == "accuracy" and not 0 <= value <= 100:
-            raise RefusedError(f"its {score.name} is {value:.3g}, which is no percentage")
+        low, high = score.limits
+        undefined = math.isnan(value) and score.kind != "accuracy"
+        if judged.size and not (undefined or low - ROUNDING <= value <= high + ROUNDING):
+            what = "no percentage" if score.kind == "accuracy" else f"not from {low:g} to {high:g}"
+            raise RefusedError(f"its {score.name} is {value:.3g}, which is {what}")
         if judged.size and score.kind == "accuracy" and math.isnan(judged.loss):
             raise RefusedError("its loss is NaN")
     if judged.further is not None:
@@ -71,22 +79,112 @@ def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:
     return judged
 
 
+def within_bounds(
+    judged: Mapping[str, Judged], scores: Sequence[Score], bounds: Bounds
+) -> tuple[dict[str, Judged], dict[str, list[str]]]:
+    """Evaluations, cut to what a single client may claim; and what was cut, by client, in words.
+
+    Sizes, which weigh, are bounded as in training: by the median of the others, and by a share of all. A
+    loss, and a score where lower is better, is at most so many times the median of the others.
+    """
+    found, notes = dict(judged), dict[str, list[str]]()
+
+    def cut(what: str, values: dict[str, float], tops: dict[str, float], change: Change) -> None:
+        for client, top in tops.items():
+            if values[client] > top:
+                found[client] = change(found[client], top)
+                notes.setdefault(client, []).append(f"{what} of {values[client]:.3g} taken as {top:.3g}")
+
+    sizes = {client: float(told.size) for client, told in judged.items()}
+    cut("a number of test samples", sizes, _size_limits(sizes, bounds), _with_size)
+    sizes = {client: float(told.train_size) for client, told in judged.items()}
+    cut("a number of training samples", sizes, _size_limits(sizes, bounds), _with_train_size)
+    tested = {client: told for client, told in judged.items() if told.size}
+    losses = {client: told.loss for client, told in tested.items()}
+    cut("a loss", losses, _times_median(losses, bounds.loss), lambda told, top: told._replace(loss=top))
+    for name in (score.name for score in scores if score.kind == "lower"):
+        values = {client: told.scores[name] for client, told in tested.items()}
+        cut(f"a score {name}", values, _times_median(values, bounds.loss), partial(_with_score, name))
+    return found, notes
+
+
+Change = Callable[[Judged, float], Judged]
+
+
+def _with_size(judged: Judged, size: float) -> Judged:
+    return judged._replace(size=int(size))
+
+
+def _with_train_size(judged: Judged, size: float) -> Judged:
+    return judged._replace(train_size=int(size))
+
+
+def _with_score(name: str, judged: Judged, value: float) -> Judged:
+    return judged._replace(scores={**judged.scores, name: value})
+
+
+def _size_limits(sizes: Mapping[str, float], bounds: Bounds) -> dict[str, float]:
+    """What each size is at most: so many times the median of the others, and the share of all."""
+    sizes = {client: size for client, size in sizes.items() if size > 0}
+    tops = _times_median(sizes, bounds.size)
+    cut = [min(size, tops.get(client, math.inf)) for client, size in sizes.items()]
+    top = ceiling(0.0, cut, min(1.0, max(bounds.share, 2 / len(cut)))) if cut else math.inf
+    limits = {client: min(tops.get(client, math.inf), top) for client in sizes}
+    return {client: float(max(1, int(limit))) for client, limit in limits.items() if limit < math.inf}
+
+
+def _times_median(values: Mapping[str, float], factor: float) -> dict[str, float]:
+    """For each of enough clients, the factor times the median of the others, where that is positive."""
+    known = {client: value for client, value in values.items() if not math.isnan(value)}
+    if len(known) <= FEWEST or math.isinf(factor):
+        return {}
+    ascending, others = sorted(known, key=known.__getitem__), len(known) - 1
+    found = {}
+    for place, client in enumerate(ascending):
+        middle = ((others - 1) // 2, others // 2)
+        median = sum(known[ascending[k + (k >= place)]] for k in middle) / 2
+        if median > 0:
+            found[client] = factor * median
+    return found
+
+
 class Evaluations:
     """The evaluations of a run's models."""
 
-    def __init__(self, scores: Sequence[Score], label: str, seed: int, algorithm: AnyAlgorithm | None = None):
+    def __init__(
+        self,
+        scores: Sequence[Score],
+        label: str,
+        seed: int,
+        algorithm: AnyAlgorithm | None = None,
+        *,
+        bounds: Bounds = UNBOUNDED,
+    ):
         """An algorithm with a further model to evaluate has a second line in the history, by its label."""
         self.scores, self.label, self.seed = tuple(scores), label, seed
+        self.notes: dict[str, list[str]] = {}  # by client: what was cut in the last evaluation
         self.views = [EvaluatedModel(label, seed, 0)]
         if algorithm is not None:
             self.views = views_of([Run(label, algorithm, seed)])
         self.further = Evaluations(scores, self.views[1].label, seed) if len(self.views) > 1 else None
+        self.keep_within(bounds)
         self.clients: list[str] = []  # in the order in which they were first heard
         self.sizes: dict[str, tuple[int, int]] = {}  # test and training samples, as last said
         self.rounds: list[int] = []
         self.said: list[dict[str, float]] = []  # by evaluated round: clients' main scores
         self.last: dict[str, Judged] = {}  # in the last evaluation
         self.history: list[HistoryLine] = []
+
+    def keep_within(self, bounds: Bounds) -> None:
+        """Takes these bounds on what a single client may claim from now on."""
+        self.bounds = bounds
+        if self.further is not None:
+            self.further.keep_within(bounds)
+
+    def lines(self, kind: str) -> list[str]:
+        """What was cut in the last evaluation, a line for each client; `kind` is what clients are called."""
+        found = [f"{kind} {client} is not believed: {', '.join(what)}" for client, what in self.notes.items()]
+        return found + (self.further.lines(kind) if self.further is not None else [])
 
     def add(self, round: int, judged: Mapping[str, Judged], more: Mapping[str, float]) -> HistoryLine:
         """The fairness of a round's model, with further numbers of the round, as a line of the history."""
@@ -107,6 +205,7 @@ class Evaluations:
         return self.history[-len(self.views) :]
 
     def _line(self, round: int, judged: Mapping[str, Judged], more: Mapping[str, float]) -> HistoryLine:
+        judged, self.notes = within_bounds(judged, self.scores, self.bounds)
         self.clients += [client for client in judged if client not in self.sizes]
         self.sizes |= {client: (told.size, told.train_size) for client, told in judged.items()}
         self.last = dict(judged)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from fairwind.engine.loop.learner import norm
 from fairwind.errors import InputError, shown
 
 Sends = Literal["report", "sums"]
-Phase = Literal["gradient", "train", "evaluate"]
+Phase = Literal["gradient", "scales", "train", "evaluate"]  # scales: before a first secure sum
 SummedAlgorithm = Algorithm[Any, Any] | LocalAlgorithm[Any, Any]
 Arrays = dict[str, NDArray[Any]]
 
@@ -49,6 +49,27 @@ class RefusedError(ValueError):
     """A reply cannot be used; the message says why, in one line."""
 
 
+class Tag(NamedTuple):
+    """Which request a reply answers."""
+
+    training: str
+    round: int
+    phase: Phase
+
+    def check(self, asked: "Tag") -> None:
+        """Refuses a reply to another request than the one that is under way."""
+        if self.training != asked.training:
+            raise RefusedError("it answers a request of another training")
+        if self != asked:
+            raise RefusedError(f"it answers {self}, and this is {asked}")
+
+    def __str__(self) -> str:
+        if self.phase == "evaluate":
+            return f"the evaluation after round {self.round}"
+        what = {"gradient": "gradients", "scales": "scales", "train": "training"}[self.phase]
+        return f"the {what} of round {self.round + 1}"
+
+
 class Request(NamedTuple):
     """What a client is asked to do, and told."""
 
@@ -59,6 +80,11 @@ class Request(NamedTuple):
     first_loss: float | None = None  # for a client that does not remember its own
     kept: int | None = None  # the last round that counted of this client, whose memory it goes on from
 
+    @property
+    def tag(self) -> Tag:
+        """What replies to it carry."""
+        return Tag(self.training, self.round, self.phase)
+
 
 class Reply(NamedTuple):
     """What a client sends: arrays by the names of the model's parameters, and numbers by theirs."""
@@ -66,6 +92,7 @@ class Reply(NamedTuple):
     arrays: Arrays  # the update
     numbers: dict[str, float]
     second: Arrays | None = None  # a further vector, for the types of algorithm that ask for one
+    tag: Tag | None = None  # none from a training loop of one's own: then its age is not checked
 
 
 class Form(NamedTuple):
@@ -201,6 +228,14 @@ def from_report(report: Report, form: Form) -> dict[str, float]:
     names = [name for name in (*form.numbers, *form.optional) if name in Report._fields]
     found = {name: float(getattr(report, name)) for name in names}
     return {name: value for name, value in found.items() if not (name in form.optional and math.isnan(value))}
+
+
+def read_tag(training: Any, round: Any, phase: Any) -> Tag:
+    """The tag that a message carries."""
+    whole = isinstance(round, int) and not isinstance(round, bool)
+    if not isinstance(training, str) or not whole or phase not in get_args(Phase):
+        raise RefusedError("it does not say which request it answers")
+    return Tag(training, round, phase)
 
 
 def _difference(given: Any, wanted: tuple[str, ...]) -> str:

@@ -6,14 +6,25 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Evaluations
+from fairwind.exchange.releases import FILES
 from fairwind.exchange.server import Aggregator
 from fairwind.runs.environment import environment
-from fairwind.runs.files import HISTORY, RECIPE, is_sealed, read_json, sealed, write_atomic, write_json
+from fairwind.runs.files import (
+    HISTORY,
+    MODELS,
+    RECIPE,
+    is_sealed,
+    read_json,
+    sealed,
+    write_atomic,
+    write_json,
+)
 from fairwind.runs.folder import CHECKPOINTS, FEDERATED, held
 from fairwind.runs.results import results_of, run_row, timing
 from fairwind.runs.schema import FederatedConfig, FederationFacts, ResultsFile
@@ -53,13 +64,22 @@ class FederatedRun:
         self.before = 0.0  # seconds until a resumption
         self.stack = ExitStack()
         self.stack.enter_context(held(path))
-        recipe = path / RECIPE
-        if not recipe.exists() and any(path.iterdir()):
-            raise InputError(f"{path} is not empty: give another place, so that nothing is overwritten")
+        try:
+            self._open()
+            self.messages = aggregator.keep_releases(path)
+        except InputError:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        """Begins a training, or finds that it is this one."""
+        recipe = self.path / RECIPE
+        if not recipe.exists() and any(self.path.iterdir()):
+            raise InputError(f"{self.path} is not empty: give another place, so that nothing is overwritten")
         if recipe.exists():
             content = read_json(recipe)
             if not is_sealed(content) or content.get(FEDERATED) != self.owner:
-                raise InputError(f"{path} holds another training: give another place")
+                raise InputError(f"{self.path} holds another training: give another place")
         else:
             write_json(recipe, sealed({FEDERATED: self.owner}))
 
@@ -74,12 +94,23 @@ class FederatedRun:
     def restore(self) -> list[str]:
         """Goes back to the newest good checkpoint; returns what there is to say."""
         checkpoint, refused = load_checkpoint(self.path / CHECKPOINTS, self._name)
+        messages = [*self.messages, *refused]
         if checkpoint is None:
-            return refused
+            self._check_counted()
+            return messages
         self.aggregator.restore(checkpoint)
         self.evaluations.restore(checkpoint.record["evaluations"])
         self.before = checkpoint.record["seconds"]
-        return [*refused, f"goes on after round {checkpoint.round}, from {self.path}"]
+        return [*messages, f"goes on after round {checkpoint.round}, from {self.path}"]
+
+    def _check_counted(self) -> None:
+        """Refuses to begin again where noisy sums were released, and nothing says how many."""
+        begun = (self.path / HISTORY).exists() or any((self.path / CHECKPOINTS).glob("*"))
+        if self.aggregator.privacy and begun and not self.aggregator.releases.made:
+            raise InputError(
+                f"{self.path} has neither a usable checkpoint nor {FILES[0]}, so the privacy that was spent "
+                "is not known: put back a copy of that file, or begin anew in another directory"
+            )
 
     def save(self) -> None:
         """A checkpoint of the rounds that are over."""
@@ -91,6 +122,14 @@ class FederatedRun:
     @property
     def _name(self) -> str:
         return json.dumps(self.owner, sort_keys=True)
+
+    def export(self, module: nn.Module, *, engine: str) -> bool:
+        """Writes results and models; the models alone, and returns False, if no client was evaluated."""
+        if self.evaluations.last:
+            self.finish(module, engine=engine)
+        elif trained := self._trained(module):
+            write_atomic(self.path / MODELS, save(trained))
+        return bool(self.evaluations.last)
 
     def finish(self, module: nn.Module, *, engine: str) -> ResultsFile:
         """Results, scores of clients and the trained module, in the form of a comparison's."""
@@ -121,16 +160,20 @@ class FederatedRun:
             timing=timing(self.seconds, aggregator.round, 1, client_steps=None),
             engine=engine,
         )
+        numbers = {name: t.float() if t.is_floating_point() else t for name, t in clients.items()}
+        return finish(self.path, results, evaluations.history, numbers, metadata, self._trained(module))
+
+    def _trained(self, module: nn.Module) -> dict[str, Tensor]:
+        """The models, by algorithm, seed and the names in their state dicts."""
         trained: dict[str, Tensor] = {}
-        for view in evaluations.views:
+        for view in self.evaluations.views:
             if view.model == "personal":  # these stay with the clients
                 continue
-            aggregator.layout.load(aggregator.model(averaged=view.model == "averaged"), module)
+            self.aggregator.layout.load(self.aggregator.model(averaged=view.model == "averaged"), module)
             for name, value in module.state_dict().items():
                 trained[f"{view.label}/{view.seed}/{name}"] = value.detach().cpu().clone().contiguous()
-        aggregator.layout.load(aggregator.x, module)
-        numbers = {name: t.float() if t.is_floating_point() else t for name, t in clients.items()}
-        return finish(self.path, results, evaluations.history, numbers, metadata, trained)
+        self.aggregator.layout.load(self.aggregator.x, module)
+        return trained
 
 
 def _described(name: str, clients: dict[str, Tensor]) -> FederationFacts:

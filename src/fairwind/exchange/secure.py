@@ -1,8 +1,18 @@
 """One vector for secure aggregation: coef·δ and the sums, divided by public scales.
 
-Secure sums are sums of whole numbers. A client divides each field by its public scale and clips what lies
-outside [−1, 1]. It adds how many numbers it clipped, so that the server learns of it from the sum. After a
-round the server fits the scales to what the sums were.
+Secure sums are sums of whole numbers, so numbers must be in [−1, 1]: a client divides each field by its
+public scale. A client with a field beyond its scale is shortened as a whole, so that its update keeps its
+direction and its length to its weight, and says so: the server learns how many were.
+
+No two sums of one round's updates may be released, because clients that are in one alone would be their
+difference. So scales come from sums of other things:
+
+- Before the first round, every client tells for each of its fields the power of 16 that it lies below, as
+  zeros and a one. The sum says how many clients lie below each power, and the largest is the scale.
+- In every round, the sum of the fields' magnitudes comes with the sum. Twice that is the next round's scale:
+  a client exceeds it only if it alone sends twice as much as all clients did before.
+- Where a client was shortened, or a sum is lost in the steps of its scale, the next round begins as the
+  first.
 """
 
 from typing import NamedTuple
@@ -14,16 +24,12 @@ from torch import Tensor
 
 from fairwind.exchange.message import Form, Reply
 
-ROOM = 16.0  # how much larger than the mean client's a number may be
-COARSEST = 2.0**-12  # of a scale: where the mean is smaller, its digits are lost in the steps
-FIRST_SCALE, LEAST = 2.0**20, 2.0**-40  # before anything is known; and where a sum counts as zero
+BASE, LOWEST, POWERS = 16.0, -12, 25  # of what scales are powers before anything is known: 16⁻¹² to 16¹²
+COARSEST = 2.0**-12  # of a scale: where the sum of magnitudes is smaller, its digits are lost in the steps
+ROOM = 2.0  # how much larger than all clients' together a client's number may become until the next round
 
 Scales = tuple[float, ...]  # what 1 stands for: in the update, and in each number in the form's order
-
-
-def first_scales(form: Form) -> Scales:
-    """Those of a first round."""
-    return (FIRST_SCALE,) * (1 + len(form.numbers))
+Vector = NDArray[np.float64]
 
 
 class SecretSum(NamedTuple):
@@ -31,45 +37,57 @@ class SecretSum(NamedTuple):
 
     total: Tensor  # (P,) Σ coef·δ, float64
     numbers: dict[str, float]
-    clipped: tuple[int, ...]  # of the update, and of each number: how many were
-
-    def means(self, clients: int) -> tuple[float, ...]:
-        """The mean client's largest entry of the update, and its numbers."""
-        sizes = float(self.total.abs().max()), *map(abs, self.numbers.values())
-        return tuple(size / clients for size in sizes)
+    magnitudes: tuple[float, ...]  # Σ of the clients' largest entry of the update, and of their |numbers|
+    shortened: int  # clients
 
 
-def pack(reply: Reply, form: Form, scales: Scales) -> NDArray[np.float64]:
-    """A reply of sums as a vector in [−1, 1]: update, numbers, and which share of each field was clipped."""
-    numbers = form.checked(reply.numbers)
-    update = form.vector(reply.arrays)[0].double().numpy()
-    fields = [update, *(np.array([numbers[name]]) for name in form.numbers)]
-    scaled = [field / scale for field, scale in zip(fields, scales, strict=True)]
-    clipped = [np.mean(np.abs(field) > 1) for field in scaled]
-    return np.concatenate([np.clip(np.concatenate(scaled), -1, 1), clipped])
+def pack_powers(reply: Reply, form: Form) -> Vector:
+    """For each field of a reply, a one at the power of 16 that its magnitude lies below, among zeros."""
+    found = np.zeros((1 + len(form.numbers), POWERS))
+    magnitudes = _magnitudes(_fields(reply, form))
+    with np.errstate(divide="ignore"):
+        powers = np.floor(np.log(magnitudes) / np.log(BASE)) + 1 - LOWEST
+    found[np.arange(len(found)), np.clip(powers, 0, POWERS - 1).astype(int)] = 1
+    return found.reshape(-1)
 
 
-def unpack(summed: NDArray[np.float64], form: Form, scales: Scales) -> SecretSum:
+def first_scales(summed: Vector) -> Scales:
+    """The scales that no client exceeds, from the sum of such vectors."""
+    counts = np.round(summed.reshape(-1, POWERS))
+    largest = POWERS - 1 - np.argmax(counts[:, ::-1] > 0, axis=1)
+    return tuple((BASE ** (largest + LOWEST).astype(float)).tolist())
+
+
+def pack(reply: Reply, form: Form, scales: Scales) -> Vector:
+    """A reply of sums as a vector in [−1, 1]: update, numbers, magnitudes, and whether it is shortened."""
+    scaled = [field / scale for field, scale in zip(_fields(reply, form), scales, strict=True)]
+    magnitudes = _magnitudes(scaled)
+    largest = float(magnitudes.max())
+    found = np.concatenate([*scaled, magnitudes]) / max(1.0, largest)
+    return np.append(np.clip(found, -1, 1), float(largest > 1))
+
+
+def unpack(summed: Vector, form: Form, scales: Scales) -> SecretSum:
     """The sums behind a sum of packed vectors."""
     count = len(form.numbers)
-    update, numbers, clipped = np.split(summed, [-2 * count - 1, -count - 1])
+    update, numbers, magnitudes, shortened = np.split(summed, [-2 * count - 2, -count - 2, -1])
     found = dict(zip(form.numbers, (numbers * np.array(scales[1:])).tolist(), strict=True))
-    many = np.ceil(clipped * ([len(update)] + [1] * count) - 0.5).astype(int)
-    return SecretSum(torch.from_numpy(update * scales[0]), found, tuple(many.tolist()))
+    sizes = tuple((magnitudes * np.array(scales)).tolist())
+    return SecretSum(torch.from_numpy(update * scales[0]), found, sizes, round(float(shortened[0])))
 
 
-def fitted(found: SecretSum, clients: int, scales: Scales) -> Scales:
-    """Scales with room around what the mean client sent, and larger ones where something was clipped."""
-    new = []
-    for mean, scale, clipped in zip(found.means(clients), scales, found.clipped, strict=True):
-        new.append(scale / COARSEST if clipped else max(ROOM * mean, scale * COARSEST, LEAST))
-    return tuple(new)
+def next_scales(found: SecretSum, scales: Scales) -> Scales | None:
+    """The scales of the round after; none where they must be found anew."""
+    lost = any(size < COARSEST * scale for size, scale in zip(found.magnitudes, scales, strict=True))
+    return None if found.shortened or lost else tuple(ROOM * size for size in found.magnitudes)
 
 
-def fits(found: SecretSum, clients: int, scales: Scales) -> bool:
-    """Whether nothing was clipped, and no sum is lost in the steps of its scale."""
-    fine = (
-        mean >= COARSEST * scale or scale <= LEAST
-        for mean, scale in zip(found.means(clients), scales, strict=True)
-    )
-    return not any(found.clipped) and all(fine)
+def _fields(reply: Reply, form: Form) -> list[Vector]:
+    """The update, and each number."""
+    numbers = form.checked(reply.numbers)
+    update = form.vector(reply.arrays)[0].double().numpy()
+    return [update, *(np.array([numbers[name]]) for name in form.numbers)]
+
+
+def _magnitudes(fields: list[Vector]) -> Vector:
+    return np.array([np.abs(field).max(initial=0.0) for field in fields])

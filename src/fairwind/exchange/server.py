@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from fairwind.contract import (
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.layout import Layout
 from fairwind.errors import InputError, whole
-from fairwind.exchange.accounting import Accountant
+from fairwind.exchange.accounting import ALL, Accountant
 from fairwind.exchange.bounds import UNBOUNDED, Bounds, Seen, within
 from fairwind.exchange.capping import Capped, CappedSum, Term
 from fairwind.exchange.holding import HeldReplies, HeldReply
@@ -41,6 +42,7 @@ from fairwind.exchange.message import (
     FIRST_MODEL,
     GRADIENT,
     LOST,
+    NAMED,
     SHARED,
     WEIGHTS,
     Arrays,
@@ -49,6 +51,7 @@ from fairwind.exchange.message import (
     Reply,
     Request,
     Sends,
+    Tag,
     arrays_of,
     check_one_sum,
     corrects,
@@ -61,6 +64,7 @@ from fairwind.exchange.message import (
     to_report,
 )
 from fairwind.exchange.privacy import Privacy, PrivateSum
+from fairwind.exchange.releases import Release, Releases
 
 
 @dataclass
@@ -74,19 +78,23 @@ class Round:
     lost: dict[str, int] = field(default_factory=dict)  # by client: the round whose vector it has lost
     capped: dict[str, dict[str, float]] = field(default_factory=dict)  # by what, and client: the cap's factor
     moved: bool = False  # whether the model did
-    blame: str = ""  # why it did not, where there was something to step with
+    stalled: bool = False  # whether too few replied, so that the next round has the same number
+    blame: str = ""  # why the model did not move
 
-    def lines(self) -> list[str]:
-        """Log messages, one for each client and reason."""
+    def lines(self, kind: str = "") -> list[str]:
+        """Log messages, one for each client and reason; `kind` is what clients are called, such as "node"."""
         found = [f"{client} is left out: {why}" for client, why in self.refused.items()]
         found += [f"{client} is not believed: {', '.join(what)}" for client, what in self.bounded.items()]
         for client, number in self.lost.items():
             found.append(f"{client} has lost what it kept of round {number + 1}, and begins again without")
         for what, factors in self.capped.items():
             found += [f"{client} is capped: its {what} counts {f:.2g} times" for client, f in factors.items()]
-        if not self.moved:
-            found.append(f"the model stays as it was: {self.blame or 'no reply could be used'}")
-        return found
+        found = [f"{kind} {line}" if kind else line for line in found]
+        return found if self.moved else [*found, f"the model stays as it was: {self.blame}"]
+
+
+class StalledError(RuntimeError):
+    """A training stopped because too few clients replied, round after round."""
 
 
 class Aggregator:
@@ -102,11 +110,16 @@ class Aggregator:
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
+        min_replies: int = 1,
+        max_stalled: int = 3,
     ):
         """From the model x (P,). `sends` is what clients are asked for; see the package.
 
         `clients` is how many there are, whether or not they are there: some algorithms count on it. With
         `privacy`, bounds must be left out: they depend on other clients, and its own take their place.
+
+        A round with fewer than `min_replies` usable replies does not count; after `max_stalled` of them in a
+        row, `stopped` says so.
         """
         self.algorithm, self.layout, self.sends = algorithm, layout, sends
         if privacy is not None and bounds not in (None, UNBOUNDED):
@@ -117,9 +130,12 @@ class Aggregator:
             raise InputError(f"{algorithm.name or 'it'} counts on all clients: say how many, as clients=")
         if clients is not None:
             whole(1, clients=clients)
+        whole(1, min_replies=min_replies, max_stalled=max_stalled)
+        self.min_replies, self.max_stalled, self.stalled_in_a_row = min_replies, max_stalled, 0
         self.clients = clients if counts_clients(algorithm) else None
         self.privacy, self.bounds = privacy, bounds or (UNBOUNDED if privacy else Bounds())
         self.accountant = None if privacy is None else Accountant(privacy)
+        self.releases = Releases()
         self.form = report_form(layout, algorithm.probe, keeps=keeps(algorithm))
         self.sums: Any = None  # their type, where clients contribute to any
         if not isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
@@ -135,6 +151,7 @@ class Aggregator:
         self.kept: dict[str, int] = {}  # by client that keeps a vector: its last round that counted
         self.numbers: dict[str, int] = {}  # of clients, among all, as they came
         self.left_out, self.stalled = 0, 0
+        self.scales: tuple[float, ...] | None = None  # of secure sums: what 1 stands for, once that is known
         self.last: Round | None = None  # the round that ended last
         self.begin()
 
@@ -225,9 +242,15 @@ class Aggregator:
         summed, count = (sum(known), len(known)) if self.sends == "report" else self.first_sum
         return summed / count if count else None
 
+    def tag(self, phase: Phase | None = None) -> Tag:
+        """What replies to this phase of the round carry, or to another."""
+        return Tag(self.training, self.round, phase or self.phase)
+
     def accept(self, client: str, reply: Reply) -> str:
         """Adds a client's reply to this phase of the round; returns why it is refused, or nothing."""
         try:
+            if reply.tag is not None:
+                reply.tag.check(self.tag())
             if client in self.current.refused or client in self.counted:
                 raise RefusedError("it has replied to this round before")
             self._check_number(client)
@@ -350,13 +373,16 @@ class Aggregator:
             self.new_first = found[FIRST[0]], found[FIRST[1]]
 
     def finish(self) -> Round:
-        """The algorithm's step with what has arrived, and the next round."""
+        """The algorithm's step with what has arrived, and the next round; or the same, if too few replied."""
+        if self.current.used < self.min_replies:
+            return self._stall()
+        if self.accountant:  # counted before it is drawn
+            self.releases.note(Release("noisy sum", self.round, self.drawn))
+            self.accountant.release(self.drawn)
         done, capped = self.current, self.secret or self.sum.finish()
         if self.sums is not None:
             self._note_caps(capped, "weight", "update", *self.sums._fields[1:])
-        if self.accountant:
-            self.accountant.release(self.drawn)
-        done.blame = "" if capped.clients or not self.privacy else "the clients' weight is lost in the noise"
+        done.blame = "the clients' weight is lost in the noise"
         moved: bool | None = None  # none where there is nothing to step with
         if self.held is not None and self.held.replies:
             moved, capped = self._advance_seeing(self.held)
@@ -375,9 +401,32 @@ class Aggregator:
         if keeps(self.algorithm):  # only with the round's number: another try at it begins from the same
             self.kept |= dict.fromkeys(self.counted, self.round)
         self.round += 1
-        self.last = done
+        self.last, self.stalled_in_a_row = done, 0
         self.begin()
         return done
+
+    def _stall(self) -> Round:
+        """Ends a round in which too few replied, as if it had not been."""
+        done = self.current
+        done.stalled = True
+        done.blame = f"usable replies: {done.used}, and at least {self.min_replies} must be"
+        self.left_out += len(done.refused)
+        self.stalled += 1
+        self.last, self.stalled_in_a_row = done, self.stalled_in_a_row + 1
+        self.begin()
+        return done
+
+    @property
+    def stopped(self) -> str:
+        """Why training stops, if too many rounds in a row had too few replies; else nothing."""
+        if self.last is None or self.stalled_in_a_row < self.max_stalled:
+            return ""
+        why = [f"{client}: {reason}" for client, reason in self.last.refused.items()]
+        named = f" ({'; '.join([*why[:NAMED], *['…'][: len(why) > NAMED]])})" if why else ""
+        return (
+            f"training stops in round {self.round + 1}, which was tried {self.stalled_in_a_row} times: "
+            f"{self.last.blame}{named}"
+        )
 
     def _note_caps(self, capped: Capped, *what: str) -> None:
         """Notes whose contributions a cap has cut."""
@@ -451,6 +500,7 @@ class Aggregator:
             "kept": self.kept,
             "numbers": self.numbers,
             **({"releases": self.accountant.record()} if self.accountant else {}),
+            **({"scales": self.scales} if self.scales else {}),
         }
         copied = {name: value.clone() for name, value in tensors.items()}
         return Checkpoint(self.round, copied, json.loads(json.dumps(record)))
@@ -468,10 +518,34 @@ class Aggregator:
         self.kept, self.numbers = dict(record.get("kept", {})), dict(record.get("numbers", {}))
         if self.first_model is not None:
             self.first_model = tensors[FIRST_MODEL].to(self.x.dtype)
+        self.scales = tuple(record["scales"]) if record.get("scales") else None
         if self.privacy:
-            self.accountant = Accountant(self.privacy, record["releases"])
+            self._count_at_least(record["releases"])
         self.round = checkpoint.round
         self.begin()
+
+    def keep_releases(self, folder: Path) -> list[str]:
+        """Counts releases in a folder's files from now on, and those in them; returns what to say of it."""
+        lines = self.releases.keep_in(folder)
+        if self.privacy:
+            counted = [(*(made.drawn or ALL), 1) for made in self.releases.made]
+            self.accountant = Accountant(self.privacy, counted)
+        return lines
+
+    def _count_at_least(self, counted: list[tuple[int, int, int]]) -> None:
+        """Compares what a checkpoint counts with the files, which may count more, and must not count less."""
+        assert self.privacy is not None
+        there, known = len(self.releases.made), sum(count for *_, count in counted)
+        if there >= known:
+            return
+        if there:
+            raise InputError(
+                f"a checkpoint counts {known} releases, and the files of releases only {there}: they are "
+                "damaged; put back a copy, or begin anew in another directory"
+            )
+        drawn = [(a, b) for a, b, count in counted for _ in range(count)]
+        self.releases.begin_with(Release("noisy sum", None, each) for each in drawn)
+        self.accountant = Accountant(self.privacy, counted)
 
 
 def _averages(algorithm: AnyAlgorithm) -> bool:

@@ -26,6 +26,10 @@ from fairwind.task import Task
 KEPT = 16  # clients that a process has ready, where it is several nodes
 # Of a node's config: which of the clients it is, and the folder of what it keeps
 PARTITION, FOLDER = "partition-id", "state"
+SECURE = "secure-aggregation"  # of a run config
+
+
+ClientOf = Callable[[Context, Mapping[str, Any]], LocalClient]  # a node's client, for what the server says
 
 
 def client_app(
@@ -41,12 +45,17 @@ def client_app(
     function of the node's context that gives a task with the node's own data alone. The algorithm is what the
     server says, unless it is one of your own. What a client keeps between rounds is in the state that Flower
     has of the node for as long as a run goes on; or in a file, in the folder `state` of the node's config.
+    With `secure-aggregation` in the run config, what leaves a client is masked, whatever the server asks for.
     """
     client_of = local_clients(task, algorithm, settings)
     app = evaluating(client_of, mods)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        if is_secure(context.run_config):
+            from fairwind.flower.secure import masked  # nobody else needs Flower's cryptography
+
+            return masked(message, context, client_of)
         client = client_of(context, config_of(message.content))
         reply, kept = client.reply(request_of(message.content, "train"), recalled(context))
         keep(context, kept)
@@ -55,9 +64,17 @@ def client_app(
     return app
 
 
+def is_secure(run_config: Mapping[str, Any]) -> bool:
+    """Whether a run config asks for secure aggregation."""
+    said = run_config.get(SECURE, "")
+    if said not in ("", True, False):
+        raise InputError(f"{SECURE}={said!r} is neither true nor false")
+    return said is True
+
+
 def local_clients(
     task: Task | Callable[[Context], Task], algorithm: AnyAlgorithm | None, settings: Settings | None
-) -> Callable[[Context, Mapping[str, Any]], LocalClient]:
+) -> ClientOf:
     """A function that gives a node's client, made once, for what the server says."""
     made: dict[tuple[Any, ...], LocalClient] = {}  # the newest last
 
@@ -88,9 +105,7 @@ def local_clients(
     return client_of
 
 
-def evaluating(
-    client_of: Callable[[Context, Mapping[str, Any]], LocalClient], mods: Sequence[Any] = ()
-) -> ClientApp:
+def evaluating(client_of: ClientOf, mods: Sequence[Any] = ()) -> ClientApp:
     """An app that evaluates, and does not train yet."""
     app = ClientApp(mods=list(mods))
 

@@ -33,15 +33,15 @@ class Nodes:
             time.sleep(PAUSE)
         return nodes
 
-    def sample(self, grid: Grid, server_round: int) -> list[int]:
-        """Those that train in a round."""
+    def sample(self, grid: Grid, server_round: int, attempt: int = 0) -> list[int]:
+        """Those that train in a round; a further attempt draws others."""
         nodes = self.wait(grid)
         self.connected = len(nodes)
         if self.per_round is None or self.per_round >= len(nodes):
             return nodes
         if self.secret:
             return sorted(secrets.SystemRandom().sample(nodes, self.per_round))
-        key = fold(PARTICIPATE, self.seed, server_round - 1)
+        key = fold(PARTICIPATE, self.seed, server_round - 1, *([attempt] if attempt else ()))
         return sorted(sorted(nodes, key=lambda node: mix(key, node))[: self.per_round])
 
     def replies(self, grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:

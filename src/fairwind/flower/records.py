@@ -8,7 +8,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from fairwind.errors import first_line
 from fairwind.exchange.evaluation import Judged
 from fairwind.exchange.kept import Kept
-from fairwind.exchange.message import WEIGHTS, Arrays, Phase, RefusedError, Reply, Request
+from fairwind.exchange.message import (
+    WEIGHTS,
+    Arrays,
+    Phase,
+    RefusedError,
+    Reply,
+    Request,
+    Tag,
+    read_tag,
+)
 
 ARRAYS, METRICS, CONFIG, SECOND = "arrays", "metrics", "config", "second"  # names of records
 KEPT = "fairwind"  # what those of a node's state begin with
@@ -24,13 +33,27 @@ def to_record(arrays: Mapping[str, Any]) -> ArrayRecord:
 def to_content(reply: Reply) -> RecordDict:
     """A client's reply, as the content of a message."""
     second = {} if reply.second is None else {SECOND: to_record(reply.second)}
-    return RecordDict({ARRAYS: to_record(reply.arrays), METRICS: MetricRecord(dict(reply.numbers)), **second})
+    arrays, numbers = to_record(reply.arrays), MetricRecord(dict(reply.numbers))
+    return RecordDict({ARRAYS: arrays, METRICS: numbers, **second, **_tagged(reply.tag)})
 
 
-def from_content(content: RecordDict) -> Reply:
-    """The reply in a message; its arrays are read without pickle, and whatever is wrong is refused."""
+def from_content(content: RecordDict, *, tagged: bool = True) -> Reply:
+    """The reply in a message; its arrays are read without pickle, and whatever is wrong is refused.
+
+    Apps that do not know Fairwind's messages reply without a tag.
+    """
     second = arrays_in(content, SECOND) if SECOND in content else None
-    return Reply(arrays_in(content), dict(_one(content, METRICS, MetricRecord)), second)
+    reply = Reply(arrays_in(content), dict(_one(content, METRICS, MetricRecord)), second)
+    return reply._replace(tag=tag_of(config_of(content))) if tagged else reply
+
+
+def tag_of(said: Mapping[str, Any]) -> Tag:
+    """Which request a reply says that it answers."""
+    return read_tag(*(said.get(name) for name in Tag._fields))
+
+
+def _tagged(tag: Tag | None) -> dict[str, ConfigRecord]:
+    return {} if tag is None else {CONFIG: ConfigRecord({**tag._asdict()})}
 
 
 def words_of(request: Request) -> dict[str, str | int | float]:
@@ -105,11 +128,11 @@ def judged_content(judged: Judged) -> RecordDict:
     said: dict[str, Any] = {**sizes, "loss": judged.loss, **judged.scores}
     if (further := judged.further) is not None:
         said |= {f"{FURTHER}{name}": v for name, v in {"loss": further.loss, **further.scores}.items()}
-    return RecordDict({METRICS: MetricRecord(said)})
+    return RecordDict({METRICS: MetricRecord(said), **_tagged(judged.tag)})
 
 
-def judged_of(content: RecordDict) -> Judged:
-    """The evaluation in a message."""
+def judged_of(content: RecordDict, *, tagged: bool = True) -> Judged:
+    """The evaluation in a message, with a tag as of `from_content`."""
     said = dict(_one(content, METRICS, MetricRecord))
     for name, value in said.items():
         if isinstance(value, list):
@@ -120,7 +143,8 @@ def judged_of(content: RecordDict) -> Judged:
     sizes = size, said.pop(SIZES[1], 0)
     more = {name: said.pop(name) for name in list(said) if name.startswith(FURTHER)}
     further = _scored(sizes, {name.removeprefix(FURTHER): v for name, v in more.items()}) if more else None
-    return _scored(sizes, said)._replace(further=further)
+    tag = tag_of(config_of(content)) if tagged else None
+    return _scored(sizes, said)._replace(further=further, tag=tag)
 
 
 def _scored(sizes: tuple[int, int], said: dict[str, Any]) -> Judged:

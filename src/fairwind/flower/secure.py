@@ -1,14 +1,12 @@
 """The same under SecAgg+, where the server sees only what the clients' numbers add up to.
 
-A round is tried again until its scales fit. If other nodes reply then, the difference of the two sums is what
-a single node sent.
-
 Flower has SecAgg+ for its older kind of strategy. Here it is given one: clients are sent the model, and what
-comes back is one vector, the mean of the clients'.
+comes back is one vector, the mean of the clients'. Before the server unmasks a sum, it counts it: of what the
+clients compute in a round, a second sum is unmasked only for exactly the same nodes.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import flwr.compat.common.recorddict_compat as compat
@@ -17,25 +15,29 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.common import Code, FitIns, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.server.compat.legacy_context import LegacyContext
 from flwr.server.workflow import SecAggPlusWorkflow
-from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
+from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.serverapp import Grid
 
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.settings import Model, Settings
-from fairwind.errors import InputError
-from fairwind.exchange.bounds import UNBOUNDED
-from fairwind.exchange.message import SHARED, WEIGHTS, Request
-from fairwind.exchange.secure import first_scales, fits, fitted, pack, unpack
-from fairwind.flower.client import evaluating, keep, local_clients, recalled
+from fairwind.errors import InputError, first_line
+from fairwind.exchange.bounds import UNBOUNDED, Bounds
+from fairwind.exchange.message import SHARED, WEIGHTS, Phase, RefusedError, Request
+from fairwind.exchange.releases import Release, What
+from fairwind.exchange.secure import Vector, first_scales, next_scales, pack, pack_powers, unpack
+from fairwind.flower.client import ClientOf, evaluating, keep, local_clients, recalled
 from fairwind.flower.nodes import LOG
-from fairwind.flower.records import to_record
+from fairwind.flower.records import tag_of
 from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.task import Task
 
-TRIES = 8  # of a round, until scales fit: the first round may need a few, later ones hardly any
+FEWEST = 2  # nodes of a sum: a single one's would be its own
 MOST = 1000  # clients: 2³² / 2²², less some room
+RELEASED: dict[Phase, What] = {"scales": "magnitudes", "train": "secure sum"}
 
 
 def secure_client_app(
@@ -44,36 +46,54 @@ def secure_client_app(
     *,
     settings: Settings | None = None,
 ) -> ClientApp:
-    """As `client_app`; what leaves a client is masked."""
+    """As `client_app`; what leaves a client is masked, whatever the server asks for."""
     client_of = local_clients(task, algorithm, settings)
     app = evaluating(client_of)
 
-    @app.train(mods=[secaggplus_mod])
+    @app.train()
     def train(message: Message, context: Context) -> Message:
-        asked = compat.recorddict_to_fitins(message.content, keep_input=True)
-        config = asked.config
-        client = client_of(context, config)
-        arrays = parameters_to_ndarrays(asked.parameters)
-        names = client.form.names
-        weights, shared = dict(zip(names, arrays, strict=False)), arrays[len(names) :]
-        request = Request(
-            "train",
-            int(config["round"]),
-            str(config["training"]),
-            {WEIGHTS: weights, **({SHARED: dict(zip(names, shared, strict=True))} if shared else {})},
-            float(config["first-loss"]) if "first-loss" in config else None,
-        )
-        reply, kept = client.reply(request, recalled(context))
-        keep(context, kept)
-        vector = pack(reply, client.sums_form, tuple(json.loads(str(config["scales"]))))
-        done = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([vector]), 1, {})
-        return Message(compat.fitres_to_recorddict(done, keep_input=False), reply_to=message)
+        return masked(message, context, client_of)
 
     return app
 
 
+def masked(message: Message, context: Context, client_of: ClientOf) -> Message:
+    """A client's reply to any stage of SecAgg+."""
+
+    def reply_to(message: Message, context: Context) -> Message:
+        return _vector_of(message, context, client_of)
+
+    return secaggplus_mod(message, context, reply_to)
+
+
+def _vector_of(message: Message, context: Context, client_of: ClientOf) -> Message:
+    """A client's vector, which is masked before it leaves."""
+    asked = compat.recorddict_to_fitins(message.content, keep_input=True)
+    said: Any = asked.config
+    client = client_of(context, said)
+    arrays = parameters_to_ndarrays(asked.parameters)
+    names = client.form.names
+    weights, shared = dict(zip(names, arrays, strict=False)), arrays[len(names) :]
+    request = Request(
+        said["phase"],
+        int(said["round"]),
+        str(said["training"]),
+        {WEIGHTS: weights, **({SHARED: dict(zip(names, shared, strict=True))} if shared else {})},
+        float(said["first-loss"]) if "first-loss" in said else None,
+    )
+    reply, kept = client.reply(request, recalled(context))
+    keep(context, kept)
+    if request.phase == "scales":
+        vector = pack_powers(reply, client.sums_form)
+    else:
+        vector = pack(reply, client.sums_form, tuple(json.loads(str(said["scales"]))))
+    tag: dict[str, Any] = {**request.tag._asdict()}
+    done = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([vector]), 1, tag)
+    return Message(compat.fitres_to_recorddict(done, keep_input=False), reply_to=message)
+
+
 class SecureStrategy(AlgorithmStrategy):
-    """An algorithm's server that is told sums and nothing else, one for each attempt at a round."""
+    """An algorithm's server that is told sums of all clients, and nothing else."""
 
     def __init__(
         self,
@@ -93,71 +113,147 @@ class SecureStrategy(AlgorithmStrategy):
                 "under secure aggregation the server sees no client, and so can clip none: no privacy="
             )
         super().__init__(algorithm, model, **{**options, "sends": "sums", "bounds": UNBOUNDED})
-        self.scales = first_scales(self.aggregator.form)
+        self.evaluations.keep_within(Bounds())  # these the server sees
         self.shares, self.threshold = shares, threshold
 
     def _train(
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        nodes = self.nodes.sample(grid, number)
+        nodes, aggregator = self._sample(grid, number), self.aggregator
         if len(nodes) > MOST:
             raise InputError(f"{len(nodes)} nodes are more than the {MOST} that SecAgg+ can add up here")
-        for _ in range(TRIES):
-            mean, clients = self._secret_mean(nodes, number, config, grid, timeout)
-            if mean is None:
-                break
-            form, scales = self.aggregator.form, self.scales
-            found = unpack(np.asarray(mean, dtype=np.float64) * clients, form, scales)
-            self.scales = fitted(found, clients, scales)
-            if fits(found, clients, scales):
-                self.aggregator.take_sum(found.total, found.numbers, clients)
-                break
-            LOG.info("round %d: scales did not fit (%d clipped); again", number, sum(found.clipped))
-        done = self.aggregator.finish()
-        for line in done.lines():
-            LOG.warning("round %d: %s", number, line)
-        return to_record(self.aggregator.weights()), MetricRecord({**self.aggregator.counts()})
-
-    def _secret_mean(
-        self, nodes: list[int], number: int, config: ConfigRecord, grid: Grid, timeout: float
-    ) -> tuple[Any, int]:
-        """The mean of the clients' vectors, and of how many; None where too few replied."""
         said = self._config(config, number)
-        said["scales"] = json.dumps(self.scales)
-        known = self.aggregator.first_loss("") if self.aggregator.round else None
-        if known is not None:
-            said["first-loss"] = known
-        told: dict[str, Any] = {**said}
-        shared = self.aggregator.shared()
-        sent = [*self.aggregator.weights().values(), *(shared.values() if shared else ())]
-        asking: Any = _Asking(nodes, FitIns(ndarrays_to_parameters(sent), told), [])
-        context = LegacyContext(Context(0, 0, {}, RecordDict(), {}), strategy=asking)
-        context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: number})
+
+        def summed(phase: Phase) -> tuple[Vector, int] | None:
+            return _Attempt(self, nodes, phase, said, grid, timeout).run()
+
+        if aggregator.scales is None and (powers := summed("scales")) is not None:
+            aggregator.scales = first_scales(powers[0])
+            aggregator.begin()  # who was missing may be there now
+            self._save()  # they are not asked for again
+        if (scales := aggregator.scales) is not None and (found := summed("train")) is not None:
+            vector, clients = found
+            total = unpack(vector, aggregator.form, scales)
+            if total.shortened:
+                LOG.warning(
+                    "round %d: %d nodes are beyond the scales, and shortened", number, total.shortened
+                )
+            aggregator.take_sum(total.total, total.numbers, clients)
+            aggregator.scales = next_scales(total, scales)
+        return self._finish(number)
+
+
+class _Attempt:
+    """One run of SecAgg+: its strategy, and its grid."""
+
+    def __init__(
+        self,
+        strategy: SecureStrategy,
+        nodes: list[int],
+        phase: Phase,
+        said: ConfigRecord,
+        grid: Grid,
+        timeout: float,
+    ):
+        self.strategy, self.aggregator = strategy, strategy.aggregator
+        self.nodes, self.phase, self.said, self.grid, self.timeout = nodes, phase, said, grid, timeout
+        self.failed: dict[int, str] = {}  # by node: why it is not in the sum
+        self.release: Release | None = None  # what may be unmasked
+        self.mean: Vector | None = None
+
+    def run(self) -> tuple[Vector, int] | None:
+        """The sum of the nodes' vectors, and of how many; none where too few replied."""
+        itself: Any = self
+        context = LegacyContext(Context(0, 0, {}, RecordDict(), {}), strategy=itself)
+        number = ConfigRecord({WorkflowKey.CURRENT_ROUND: self.aggregator.round + 1})
+        context.state.config_records[MAIN_CONFIGS_RECORD] = number
         context.state.array_records[MAIN_PARAMS_RECORD] = compat.parameters_to_arrayrecord(
             ndarrays_to_parameters([]), True
         )
-        SecAggPlusWorkflow(self.shares, self.threshold, max_weight=1.0, clipping_range=1.0, timeout=timeout)(
-            grid, context
-        )
-        return asking.found[0] if asking.found else (None, 0)
+        _Workflow(self)(itself, context)
+        there = () if self.release is None else self.release.nodes
+        for node, why in self.failed.items():
+            if str(node) not in there:
+                self.aggregator.refuse(str(node), why)
+        return None if self.mean is None else (self.mean * len(there), len(there))
 
+    def may_unmask(self, nodes: Iterable[int]) -> bool:
+        """Whether the sum of these nodes may be unmasked; it is counted then."""
+        release = Release(RELEASED[self.phase], self.aggregator.round, nodes=tuple(map(str, sorted(nodes))))
+        fewest = max(FEWEST, self.aggregator.min_replies)
+        why = self.aggregator.releases.forbids(release)
+        if len(release.nodes) < fewest:
+            why = f"{len(release.nodes)} nodes replied, and at least {fewest} must"
+        if why:
+            LOG.warning("round %d: nothing is unmasked: %s", self.aggregator.round + 1, why)
+            return False
+        self.release = release
+        if release not in self.aggregator.releases.made:
+            self.aggregator.releases.note(release)
+        return True
 
-class _Node(NamedTuple):
-    node_id: int
-
-
-class _Asking(NamedTuple):
-    """What SecAgg+'s workflow takes for a strategy."""
-
-    nodes: list[int]
-    asked: FitIns
-    found: list[tuple[Any, int]]
+    # ---- what the workflow takes for a strategy ----
 
     def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[Any]:
-        return [(_Node(node), self.asked) for node in self.nodes]
+        """The same for every node: the model, and what is asked."""
+        told: dict[str, Any] = {
+            **self.said,
+            "phase": self.phase,
+            "scales": json.dumps(self.aggregator.scales),
+        }
+        known = self.aggregator.first_loss("") if self.aggregator.round else None
+        if known is not None:
+            told["first-loss"] = known
+        shared = self.aggregator.shared()
+        sent = [*self.aggregator.weights().values(), *(shared.values() if shared else ())]
+        asked = FitIns(ndarrays_to_parameters(sent), told)
+        return [(_Node(node), asked) for node in self.nodes]
 
     def aggregate_fit(
         self, server_round: int, results: list[Any], failures: list[Any]
     ) -> tuple[None, dict[str, Any]]:
-        self.found.append((parameters_to_ndarrays(results[0][1].parameters)[0], len(results)))
+        """Takes the mean."""
+        self.mean = np.asarray(parameters_to_ndarrays(results[0][1].parameters)[0], dtype=np.float64)
         return None, {}
+
+    # ---- what it takes for a grid ----
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """The replies that may be added up."""
+        waiting, used = {message.metadata.dst_node_id: message for message in messages}, []
+        for reply in self.grid.send_and_receive(list(waiting.values()), timeout=timeout):
+            node = reply.metadata.src_node_id
+            waiting.pop(node, None)
+            try:
+                self._check(reply)
+                used.append(reply)
+            except RefusedError as error:
+                self.failed.setdefault(node, str(error))
+        for node in waiting:
+            self.failed.setdefault(node, "it did not reply in time")
+        return used
+
+    def _check(self, reply: Message) -> None:
+        """Refuses a reply that failed, and a vector of another round, which would spoil the sum."""
+        if reply.has_error():
+            raise RefusedError(f"it failed: {first_line(Exception(reply.error.reason))}")
+        if Key.MASKED_PARAMETERS in reply.content.config_records.get(RECORD_KEY_CONFIGS, {}):
+            said: Mapping[str, Any] = compat.recorddict_to_fitres(reply.content, keep_input=True).metrics
+            tag_of(said).check(self.aggregator.tag(self.phase))
+
+
+class _Workflow(SecAggPlusWorkflow):
+    """SecAgg+ that asks before it unmasks."""
+
+    def __init__(self, attempt: _Attempt):
+        shares, threshold = attempt.strategy.shares, attempt.strategy.threshold
+        super().__init__(shares, threshold, max_weight=1.0, clipping_range=1.0, timeout=attempt.timeout)
+        self.attempt = attempt
+
+    def unmask_stage(self, grid: Grid, context: LegacyContext, state: Any) -> bool:
+        """The last stage. Until then the server has masked vectors alone, of these nodes."""
+        return self.attempt.may_unmask(state.active_node_ids) and super().unmask_stage(grid, context, state)
+
+
+class _Node(NamedTuple):
+    node_id: int

@@ -11,6 +11,7 @@ from fairwind.engine.settings import Model
 from fairwind.errors import InputError
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.privacy import Privacy
+from fairwind.flower.client import is_secure
 from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.runs.spec import with_parameters
 from fairwind.task import Task
@@ -20,6 +21,8 @@ PRIVACY = "privacy-"  # what its settings begin with
 STRATEGY = {
     "seed": int,
     "min-nodes": int,
+    "min-replies": int,
+    "max-stalled": int,
     "eval-every": int,
     "clients": int,
     "clients-per-round": int,
@@ -34,9 +37,9 @@ def server_app(model: Task | Model, **options: Any) -> ServerApp:
 
     The run config may say `algorithm` (adafedadam, or any spec), `alpha`, `num-server-rounds` and `timeout`
     (seconds for the replies of a round), `share` (of the weight that a client may have); and seed, min-nodes,
-    eval-every, clients, clients-per-round, sends, out and track, which mean what they mean to
-    `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise, -delta and -further are
-    those of `Privacy`.
+    min-replies, max-stalled, eval-every, clients, clients-per-round, sends, out and track, which mean what
+    they mean to `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise, -delta and
+    -further are those of `Privacy`. `secure-aggregation` takes a `SecureStrategy`, which `client_app` obeys.
     """
     app = ServerApp()
 
@@ -47,15 +50,23 @@ def server_app(model: Task | Model, **options: Any) -> ServerApp:
         if said.get(ALPHA, "") != "":
             spec = with_parameters(spec, alpha=float(said[ALPHA]))
         chosen: dict[str, Any] = {
-            name.replace("-", "_"): kind(said[name])
-            for name, kind in STRATEGY.items()
+            name.replace("-", "_"): read(said[name])
+            for name, read in STRATEGY.items()
             if said.get(name, "") != ""
         }
+        kind: type[AlgorithmStrategy] = AlgorithmStrategy
         if (privacy := privacy_of(said)) is not None:
+            _check_no_share(said, "which privacy forbids")
             chosen["privacy"] = privacy
-        elif said.get("share", "") != "":
+        if is_secure(said):
+            _check_no_share(said, "whom secure aggregation hides")
+            from fairwind.flower.secure import SecureStrategy  # it loads Flower's cryptography
+
+            kind = SecureStrategy
+            chosen.pop("sends", None)
+        elif privacy is None and said.get("share", "") != "":
             chosen["bounds"] = Bounds(share=float(said["share"]))
-        strategy = AlgorithmStrategy(spec, model, **{**options, **chosen})
+        strategy = kind(spec, model, **{**options, **chosen})
         rounds = int(said.get("num-server-rounds", model.rounds if isinstance(model, Task) else 3))
         strategy.start(grid, num_rounds=rounds, timeout=float(said.get("timeout", 3600)))
 
@@ -73,6 +84,9 @@ def privacy_of(said: Mapping[str, Any]) -> Privacy | None:
     missing = [PRIVACY + name for name in names if name not in (*given, "further")]
     if missing:
         raise InputError(f"privacy needs {', '.join(missing)}, too")
-    if said.get("share", "") not in ("", 1, 1.0):
-        raise InputError("a cap on shares depends on other clients, which privacy forbids: give share=1.0")
     return Privacy(**given)
+
+
+def _check_no_share(said: Mapping[str, Any], why: str) -> None:
+    if said.get("share", "") not in ("", 1, 1.0):
+        raise InputError(f"a cap on shares depends on other clients, {why}: give share=1.0")

@@ -21,7 +21,7 @@ from fairwind.exchange.evaluation import Evaluations, Judged, check_judged, scor
 from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Reply, Sends
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun, owner_of
-from fairwind.exchange.server import Aggregator
+from fairwind.exchange.server import Aggregator, StalledError
 from fairwind.flower.nodes import LOG, Nodes
 from fairwind.flower.records import (
     ARRAYS,
@@ -55,6 +55,8 @@ class AlgorithmStrategy(Strategy):
         clients: int | None = None,
         clients_per_round: int | None = None,
         min_nodes: int = 2,
+        min_replies: int = 1,
+        max_stalled: int = 3,
         eval_every: int = 1,
         out: str | Path | None = None,
         track: Given = (),
@@ -64,13 +66,17 @@ class AlgorithmStrategy(Strategy):
         `clients` is how many there are, for algorithms that count on it; if left out, the task's, if these
         are several.
 
-        A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed. With
+        A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed. It
+        is tried again if it has fewer than `min_replies` usable replies; after `max_stalled` such tries in a
+        row, the model is written, and `StalledError` raised. With
         `out`, checkpoints, results and the report page go into that directory, and a training that was
         stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `track`
         names trackers, such as "mlflow:FOLDER".
         """
-        given = seed, clients, clients_per_round, min_nodes, eval_every
-        seed, clients, clients_per_round, min_nodes, eval_every = python_numbers(given)
+        given = seed, clients, clients_per_round, min_nodes, eval_every, min_replies, max_stalled
+        seed, clients, clients_per_round, min_nodes, eval_every, min_replies, max_stalled = python_numbers(
+            given
+        )
         whole(1, eval_every=eval_every)
         self.algorithm = algorithms.build(algorithm) if isinstance(algorithm, str) else algorithm
         self.task = model.name if isinstance(model, Task) else "a federation on Flower"
@@ -81,12 +87,22 @@ class AlgorithmStrategy(Strategy):
         if clients is None and isinstance(model, Task) and len(model.federation) > 1:
             clients = len(model.federation)
         self.aggregator = Aggregator(
-            self.algorithm, self.layout, x, clients=clients, bounds=bounds, sends=sends, privacy=privacy
+            self.algorithm,
+            self.layout,
+            x,
+            clients=clients,
+            bounds=bounds,
+            sends=sends,
+            privacy=privacy,
+            min_replies=min_replies,
+            max_stalled=max_stalled,
         )
-        self.evaluations = Evaluations(scores, self.algorithm.name or "own", seed, self.algorithm)
+        label = self.algorithm.name or "own"
+        self.evaluations = Evaluations(scores, label, seed, self.algorithm, bounds=bounds or Bounds())
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
         self.eval_every = eval_every
         self.out = None if out is None else Path(out)
+        self.run: FederatedRun | None = None
         self.tracking = Tracking(track)
         self.asked: set[int] = set()
 
@@ -104,9 +120,12 @@ class AlgorithmStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """A message for each client of a round: model, round, and what it may have forgotten."""
-        nodes = self.nodes.sample(grid, server_round)
+        nodes = self._sample(grid, server_round)
         self.aggregator.begin((len(nodes), self.nodes.connected))
         return self._asking(nodes, server_round, config)
+
+    def _sample(self, grid: Grid, server_round: int) -> list[int]:
+        return self.nodes.sample(grid, server_round, self.aggregator.stalled_in_a_row)
 
     def _asking(
         self, nodes: list[int], server_round: int, config: ConfigRecord, phase: Phase | None = None
@@ -133,9 +152,12 @@ class AlgorithmStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The server step with the usable replies; refused ones are logged and counted."""
         self._accept(server_round, replies)
-        done = self.aggregator.finish()
-        for line in done.lines():
-            LOG.warning("round %d: node %s", server_round, line)
+        return self._finish(server_round)
+
+    def _finish(self, server_round: int) -> tuple[ArrayRecord, MetricRecord]:
+        """Ends a round, and logs what there is to say of it."""
+        for line in self.aggregator.finish().lines("node"):
+            LOG.warning("round %d: %s", server_round, line)
         return to_record(self.aggregator.weights()), MetricRecord({**self.aggregator.counts()})
 
     def _accept(self, server_round: int, replies: Iterable[Message]) -> None:
@@ -176,12 +198,17 @@ class AlgorithmStrategy(Strategy):
             try:
                 if message.has_error():
                     raise RefusedError(f"it failed: {first_line(Exception(message.error.reason))}")
-                judged[str(node)] = check_judged(judged_of(message.content), self.evaluations.scores)
+                told = self._read_judged(message.content)
+                if told.tag is not None:
+                    told.tag.check(self.aggregator.tag("evaluate"))
+                judged[str(node)] = check_judged(told, self.evaluations.scores)
             except RefusedError as error:
                 LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
         if not judged:
             return None
         line = self.evaluations.add(server_round, dict(sorted(judged.items())), self.aggregator.counts())
+        for words in self.evaluations.lines("node"):
+            LOG.warning("round %d: %s", server_round, words)
         return MetricRecord({k: v for k, v in line.items() if isinstance(v, int | float)})
 
     def start(
@@ -200,21 +227,20 @@ class AlgorithmStrategy(Strategy):
             trained = {name: given[name] for name in self.layout.names if name in given}
             self.aggregator.begin_from(self.aggregator.form.vector(trained)[0])
         keep_memory()
-        run = (
-            None
-            if self.out is None
-            else FederatedRun(self.out, self._owner(), self.aggregator, self.evaluations)
-        )
+        if self.out is not None:
+            self.run = FederatedRun(self.out, self._owner(), self.aggregator, self.evaluations)
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result = Result()
+        self.aggregator.stalled_in_a_row = 0
         self.summary()
         try:
-            for line in run.restore() if run else ():
+            for line in self.run.restore() if self.run else ():
                 LOG.info(line)
-            arrays = result.arrays = to_record(self.aggregator.weights())
+            result.arrays = to_record(self.aggregator.weights())
             self._begin_tracking()
 
-            def evaluate(number: int) -> None:
+            def evaluate() -> None:
+                number, arrays = self.aggregator.round, result.arrays
                 asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
                 found = self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
                 if found is not None:
@@ -224,27 +250,48 @@ class AlgorithmStrategy(Strategy):
                     result.evaluate_metrics_serverapp[number] = central
 
             evaluated = self.evaluations.rounds[-1] if self.evaluations.rounds else -1
-            if evaluated < 0 or (self.aggregator.privacy and evaluated < self.aggregator.round):
+            released = bool(self.aggregator.releases.made)
+            if evaluated < 0 or (released and evaluated < self.aggregator.round):
                 self.nodes.wait(grid)
-                evaluate(self.aggregator.round)
-            for number in range(self.aggregator.round + 1, num_rounds + 1):
-                LOG.info("[ROUND %d/%d]", number, num_rounds)
-                new, metrics = self._train(number, arrays, train_config, grid, timeout)
-                assert new is not None
-                assert metrics is not None
-                arrays = result.arrays = new
-                result.train_metrics_clientapp[number] = metrics
-                if run is not None and self.aggregator.privacy:  # no release is ever forgotten
-                    run.save()
-                evaluate(number)
-                if run is not None:
-                    run.save()
-            self.tracking.finish(self._report(run) if run is not None else None)
+                evaluate()
+            while self.aggregator.round < num_rounds and not self.aggregator.stopped:
+                self._round(num_rounds, train_config, grid, timeout, result, evaluate)
+            self.tracking.finish(self._report())
         finally:
             self.tracking.close()
-            if run is not None:
-                run.close()
+            if self.run is not None:
+                self.run.close()
+        if why := self.aggregator.stopped:
+            where = f"; the model after {self.aggregator.round} rounds is in {self.out}" if self.out else ""
+            raise StalledError(why + where)
         return result
+
+    def _round(
+        self,
+        num_rounds: int,
+        config: ConfigRecord,
+        grid: Grid,
+        timeout: float,
+        result: Result,
+        evaluate: Callable[[], None],
+    ) -> None:
+        """Trains, evaluates and saves a round; where too few reply, there is nothing to evaluate or save."""
+        number = self.aggregator.round + 1
+        LOG.info("[ROUND %d/%d]", number, num_rounds)
+        new, metrics = self._train(number, result.arrays, config, grid, timeout)
+        assert new is not None
+        assert metrics is not None
+        if self.aggregator.round < number:
+            return
+        result.arrays, result.train_metrics_clientapp[number] = new, metrics
+        if self.aggregator.releases.made:  # what was released is not released again
+            self._save()
+        evaluate()
+        self._save()
+
+    def _save(self) -> None:
+        if self.run is not None:
+            self.run.save()
 
     def _train(
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
@@ -273,6 +320,9 @@ class AlgorithmStrategy(Strategy):
     def _read(self, node: int, content: RecordDict) -> Reply:
         return from_content(content)
 
+    def _read_judged(self, content: RecordDict) -> Judged:
+        return judged_of(content)
+
     def _owner(self) -> FederatedConfig:
         trained = self.aggregator, self.evaluations
         return owner_of(*trained, task=self.task, clients_per_round=self.nodes.per_round)
@@ -284,13 +334,12 @@ class AlgorithmStrategy(Strategy):
         settings = {k: v for k, v in self._owner().items() if k != "parameters"}
         self.tracking.start(name, settings, runs, evaluations.history, self.out)
 
-    def _report(self, run: FederatedRun) -> Path | None:
-        """Results and page, where clients were evaluated."""
-        if not self.evaluations.last:
+    def _report(self) -> Path | None:
+        """Models, and results and page where clients were evaluated."""
+        if self.run is None or not self.run.export(self.module, engine="Flower"):
             return None
         from fairwind.report import write_report  # what draws takes time to load
 
-        run.finish(self.module, engine="Flower")
-        page = write_report(run.path)[0]
+        page = write_report(self.run.path)[0]
         LOG.info("results and page: %s", page)
         return page

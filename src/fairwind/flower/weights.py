@@ -10,8 +10,9 @@ from fairwind.algorithms import NEEDS
 from fairwind.contract import AnyAlgorithm, GradientAlgorithm
 from fairwind.engine.settings import Model
 from fairwind.errors import InputError
+from fairwind.exchange.evaluation import Judged
 from fairwind.exchange.message import MEASURED, RefusedError, Reply, keeps
-from fairwind.flower.records import from_content, to_record
+from fairwind.flower.records import from_content, judged_of, to_record
 from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.task import Task
 
@@ -55,7 +56,7 @@ class WeightsStrategy(AlgorithmStrategy):
         return to_record({name: value.numpy() for name, value in self.module.state_dict().items()})
 
     def _read(self, node: int, content: RecordDict) -> Reply:
-        reply = from_content(content)
+        reply = from_content(content, tagged=False)
         wanted = {"size", "lr", "steps", *MEASURED[self.algorithm.probe]}
         numbers = dict(self.usual)
         numbers |= {NAMES[k]: v for k, v in reply.numbers.items() if k in NAMES and NAMES[k] in wanted}
@@ -72,3 +73,6 @@ class WeightsStrategy(AlgorithmStrategy):
             else:
                 arrays[name] = before - after
         return Reply(arrays, numbers)
+
+    def _read_judged(self, content: RecordDict) -> Judged:
+        return judged_of(content, tagged=False)

@@ -10,6 +10,7 @@ from fairwind.engine.checks import build
 from fairwind.engine.layout import Layout
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Sends
+from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.server import Aggregator
 from fairwind.nvflare.models import CLIENT, SAID, reply_of
 from fairwind.runs.recipe import build_algorithm
@@ -31,10 +32,14 @@ class AlgorithmAggregator(ModelAggregator):
         clients: int | None = None,
         bounds: Bounds | None = None,
         sends: Sends = "report",
+        privacy: Privacy | None = None,
+        min_replies: int = 1,
+        max_stalled: int = 3,
     ):
         """Of the task only the model is used, and how many clients it has, if several and not told.
 
-        `fairwind.exchange` says what `bounds` and `sends` mean.
+        `fairwind.exchange` says what the other options mean. With `privacy`, ε is that of a training in which
+        all clients take part, because NVFLARE's log says who was drawn.
         """
         super().__init__()
         self.algorithm = build_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
@@ -44,7 +49,17 @@ class AlgorithmAggregator(ModelAggregator):
         x = self.layout.flatten(self.module)
         if clients is None and len(task.federation) > 1:
             clients = len(task.federation)
-        self.server = Aggregator(self.algorithm, self.layout, x, clients=clients, bounds=bounds, sends=sends)
+        self.server = Aggregator(
+            self.algorithm,
+            self.layout,
+            x,
+            clients=clients,
+            bounds=bounds,
+            sends=sends,
+            privacy=privacy,
+            min_replies=min_replies,
+            max_stalled=max_stalled,
+        )
         self.asked: set[str] = set()  # clients of the round; who sends nothing is named
 
     def model(self, phase: Phase | None = None, clients: Iterable[str] = ()) -> FLModel:
@@ -78,6 +93,6 @@ class AlgorithmAggregator(ModelAggregator):
         for client in sorted(self.asked - self.server.counted):
             self.server.refuse(client, "it sent no update in time")
         done = self.server.finish()
-        for line in done.lines():
-            self.warning(f"round {done.number + 1}: client {line}")
+        for line in done.lines("client"):
+            self.warning(f"round {done.number + 1}: {line}")
         return self.model()

@@ -1,6 +1,7 @@
 """NVFLARE's FedAvg workflow around an algorithm's server."""
 
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from fairwind.errors import python_numbers, whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, check_judged, scores_of
 from fairwind.exchange.message import RefusedError, Sends
+from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun, owner_of
+from fairwind.exchange.server import StalledError
 from fairwind.nvflare.aggregator import AlgorithmAggregator
 from fairwind.nvflare.client import find_task
 from fairwind.nvflare.models import CLIENT, judged_of
@@ -32,6 +35,9 @@ class AlgorithmController(FedAvg):
         seed: int = 0,
         bounds: Bounds | dict[str, float] | None = None,
         sends: Sends = "report",
+        privacy: Privacy | dict[str, Any] | None = None,
+        min_replies: int = 1,
+        max_stalled: int = 3,
         clients: int | None = None,
         clients_per_round: int | None = None,
         eval_every: int = 1,
@@ -42,18 +48,24 @@ class AlgorithmController(FedAvg):
 
         `clients` is how many there are, for algorithms that count on it; if left out, the task's, if these
         are several. A round takes all, or some drawn by the seed, and waits `timeout` seconds for them, or
-        until all have replied. With `out`, checkpoints, results and the report page go into that directory,
-        and a training that was stopped there goes on.
+        until all have replied. It is tried again if it has fewer than `min_replies` usable replies; after
+        `max_stalled` such tries in a row the model is written, and the job fails. With `out`, checkpoints,
+        results and the report page go into that directory, and a training that was stopped there goes on.
         """
         numbers = num_rounds, seed, clients, clients_per_round, eval_every, timeout
         num_rounds, seed, clients, clients_per_round, eval_every, timeout = python_numbers(numbers)
-        whole(1, num_rounds=num_rounds, eval_every=eval_every)
+        min_replies, max_stalled = python_numbers((min_replies, max_stalled))
+        whole(1, num_rounds=num_rounds, eval_every=eval_every, min_replies=min_replies)
+        whole(1, max_stalled=max_stalled)
         super().__init__(
             num_clients=clients_per_round, num_rounds=num_rounds, persistor_id="", ignore_result_error=True
         )
         # By these names, as JSON, a job is exported, and made anew at the server.
         self.task, self.algorithm, self.seed, self.sends = task, algorithm, seed, sends
         self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
+        private = Privacy(**privacy) if isinstance(privacy, dict) else privacy
+        self.privacy: dict[str, Any] | None = None if private is None else {**private.described()}
+        self.min_replies, self.max_stalled = min_replies, max_stalled
         self.clients, self.clients_per_round, self.eval_every = clients, clients_per_round, eval_every
         self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
 
@@ -62,35 +74,60 @@ class AlgorithmController(FedAvg):
         task = find_task(self.task)
         bounds = Bounds(**self.bounds) if self.bounds else None
         self.aggregator = AlgorithmAggregator(
-            task, self.algorithm, seed=self.seed, clients=self.clients, bounds=bounds, sends=self.sends
+            task,
+            self.algorithm,
+            seed=self.seed,
+            clients=self.clients,
+            bounds=bounds,
+            sends=self.sends,
+            privacy=Privacy(**self.privacy) if self.privacy else None,
+            min_replies=self.min_replies,
+            max_stalled=self.max_stalled,
         )
         scores = scores_of(task, self.aggregator.module)
+        label = self.aggregator.label or "own"
         self.evaluations = Evaluations(
-            scores, self.aggregator.label or "own", self.seed, self.aggregator.algorithm
+            scores, label, self.seed, self.aggregator.algorithm, bounds=bounds or Bounds()
         )
         trained = self.aggregator.server, self.evaluations
         owner = owner_of(*trained, task=task.name, clients_per_round=self.clients_per_round)
         self.kept = None if self.out is None else FederatedRun(Path(self.out), owner, *trained)
+        server, self.wanted = self.aggregator.server, self.num_rounds
         try:
-            super().run()
+            for line in self.kept.restore() if self.kept else ():
+                self.info(line)
+            self._train()
             if self.kept is not None and not self.abort_signal.triggered:
                 self._report(self.kept)
         finally:
             if self.kept is not None:
                 self.kept.close()
+        if server.stopped:
+            where = f"; the model after {server.round} rounds is in {self.out}" if self.out else ""
+            raise StalledError(server.stopped + where)
+
+    def _train(self) -> None:
+        """NVFLARE's rounds, and as many again as did not count."""
+        server, tried = self.aggregator.server, False
+        with suppress(StalledError):  # of `save_model`, which is how the workflow ends
+            while not tried or (server.round < self.wanted and not self.abort_signal.triggered):
+                tried = True
+                super().run()
 
     def load_model(self) -> FLModel:
         """The model that training begins with, or goes on from."""
         server = self.aggregator.server
-        for line in self.kept.restore() if self.kept else ():
-            self.info(line)
-        self.start_round, self.num_rounds = server.round, max(0, self.num_rounds - server.round)
+        self.start_round, self.num_rounds = server.round, max(0, self.wanted - server.round)
         if not self.evaluations.rounds:
             self._evaluate()
         return self.aggregator.model()
 
     def save_model(self, model: FLModel) -> None:
-        """Ends a round: an evaluation, if it is time, and a checkpoint."""
+        """Ends a round: an evaluation, if it is time, and a checkpoint; nothing if it did not count."""
+        if self.aggregator.server.stopped:
+            raise StalledError(self.aggregator.server.stopped)
+        if self.aggregator.server.stalled_in_a_row:
+            return
         if self.aggregator.server.round % self.eval_every == 0:
             self._evaluate()
         if self.kept is not None:
@@ -100,7 +137,9 @@ class AlgorithmController(FedAvg):
         """Those that train in a round."""
         names = sorted(client.name for client in self.engine.get_clients())
         if num_clients is not None and num_clients < len(names):
-            key = fold(PARTICIPATE, self.seed, self.aggregator.server.round)
+            server = self.aggregator.server
+            attempt = [server.stalled_in_a_row] if server.stalled_in_a_row else []
+            key = fold(PARTICIPATE, self.seed, server.round, *attempt)
             drawn = sorted(range(len(names)), key=lambda place: mix(key, place))[:num_clients]
             names = [names[place] for place in sorted(drawn)]
         self.aggregator.asked = set(names)
@@ -130,17 +169,21 @@ class AlgorithmController(FedAvg):
         for reply in self.send_model_and_wait(task, model, timeout=self.timeout):
             client = str(reply.meta[CLIENT])
             try:
-                judged[client] = check_judged(judged_of(reply), self.evaluations.scores)
+                told = judged_of(reply)
+                if told.tag is not None:
+                    told.tag.check(self.aggregator.server.tag("evaluate"))
+                judged[client] = check_judged(told, self.evaluations.scores)
             except RefusedError as error:
                 self.warning(f"client {client} is not evaluated: {error}")
         if judged:
             rounds, ordered = self.aggregator.server.round, dict(sorted(judged.items()))
             self.evaluations.add(rounds, ordered, self.aggregator.server.counts())
+            for line in self.evaluations.lines("client"):
+                self.warning(f"round {rounds}: {line}")
 
     def _report(self, kept: FederatedRun) -> None:
-        """Results and page, where clients were evaluated."""
+        """Models, and results and page where clients were evaluated."""
         from fairwind.report import write_report  # what draws takes time to load
 
-        if self.evaluations.last:
-            kept.finish(self.aggregator.module, engine="NVFLARE")
+        if kept.export(self.aggregator.module, engine="NVFLARE"):
             self.info(f"results and page: {write_report(kept.path)[0]}")

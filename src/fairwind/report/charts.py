@@ -25,6 +25,7 @@ class Point(TypedDict):
 
 
 MAX_POINTS = 400  # per curve
+LONG_TITLE = 45  # letters, with which a title takes two lines: a phone has no room for one
 
 
 def curves(record: Record, key: str, title: str) -> alt.LayerChart:
@@ -76,7 +77,11 @@ def curves(record: Record, key: str, title: str) -> alt.LayerChart:
         band = base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
         layers.insert(0, band)
     return alt.LayerChart(
-        layer=layers, width="container", height=300, title=title, description=f"{title}, by round"
+        layer=layers,
+        width="container",
+        height=300,
+        title=title.split(": ", 1) if len(title) > LONG_TITLE else title,
+        description=f"{title}, by round",
     )
 
 

@@ -167,7 +167,14 @@ def _record(
     if clients is not None and len(clients.left_out) == len(lines):
         left_out, stalled = clients.left_out, clients.stalled
     rows = [
-        run_row(line, line["round"], left_out=left_out[r], stalled=stalled[r]) for r, line in enumerate(lines)
+        run_row(
+            line,
+            line["round"],
+            left_out=left_out[r],
+            stalled=stalled[r],
+            baseline=(recipe or {}).get("baselines", {}).get(line["algorithm"]),
+        )
+        for r, line in enumerate(lines)
     ]
     now = max(history[-1]["round"], clients.round if clients else 0)
     seconds = clients.seconds if clients and clients.round else None

@@ -167,7 +167,7 @@ function fillTargets() {
       row.cells[2 + j].textContent = at < Infinity ? number(at * each, 3) : "–";
     });
   });
-  find("#target-status").textContent = `${reached} of ${page.names.length} reach it`;
+  find("#target-status").textContent = `${reached} of ${curves.avg.length} reach it`;
 }
 if (page.targets) {
   for (const input of [find("#target-value"), find("#target-measure")]) input.addEventListener("input", fillTargets);

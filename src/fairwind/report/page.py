@@ -10,7 +10,6 @@ from fairwind.report import charts, groups, spread
 from fairwind.report import joining as joins
 from fairwind.report.clients import client_chart, clients_data, clients_section
 from fairwind.report.finding import best_shown, finding, how_sure
-from fairwind.report.gains import joining
 from fairwind.report.html import (
     Spec,
     escaped,
@@ -21,6 +20,7 @@ from fairwind.report.html import (
     write_figure,
 )
 from fairwind.report.legend import legend_html, shared
+from fairwind.report.newcomers import new_clients_section
 from fairwind.report.paired import Paired, paired
 from fairwind.report.provenance import how_section
 from fairwind.report.record import Record, read_record
@@ -41,7 +41,7 @@ from fairwind.report.targets import targets_data, targets_section
 from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic
 from fairwind.runs.schema import Findings, FindingsSoFar, Results
-from fairwind.runs.seals import check_whole
+from fairwind.runs.seals import check_whole, with_history
 
 INTERIM = "interim.html"  # the page of a run that is not finished
 
@@ -55,7 +55,7 @@ def write_report(directory: Path) -> list[Path]:
 
 def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
     """The same of a record that was read, of which it is known what is more than noise."""
-    specs = figures(record, runs)
+    specs = figures(record)
     (directory / "figures").mkdir(exist_ok=True)
     written = [write_atomic(directory / "report.html", page(record, specs, runs).encode())]
     (directory / INTERIM).unlink(missing_ok=True)
@@ -65,7 +65,7 @@ def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
     return written
 
 
-def figures(record: Record, runs: Paired | None = None) -> dict[str, Spec]:
+def figures(record: Record) -> dict[str, Spec]:
     """The Vega-Lite specs of the report by name, without colours (see `theme`)."""
     drawn: dict[str, alt.Chart | alt.LayerChart | None] = {
         "average": charts.curves(
@@ -83,7 +83,7 @@ def figures(record: Record, runs: Paired | None = None) -> dict[str, Spec]:
     drawn |= {"groups": groups.averages(record), "certainty": charts.certainty(record)}
     if record.names:
         drawn["clients"] = spread.clients(record)
-        if gains := joining(record, runs or paired(record)):
+        if gains := joins.gains(record):
             drawn["joining"] = joins.chart(record, gains)
     return {name: plain_spec(chart) for name, chart in drawn.items() if chart is not None}
 
@@ -93,7 +93,9 @@ def page(record: Record, specs: dict[str, Spec], runs: Paired | None = None, liv
     runs = runs or paired(record)
     results = record.results
     names = [display_name(label) for label in record.labels]
-    subject = names[0] if len(names) == 1 else f"{len(names)} algorithms"
+    baselines = {row["algorithm"] for row in results["runs"] if "baseline" in row}
+    federated = [display_name(label) for label in record.labels if label not in baselines] or names
+    subject = federated[0] if len(federated) == 1 else f"{len(federated)} algorithms"
     summary = f"<section><h2>Summary</h2>{_summary(record, runs)}</section>"
     body = [summary, *_sections(record, specs, runs), how_section(record)]
     data: dict[str, object] = {"names": names, "percent": record.judged.kind == "accuracy"}
@@ -127,10 +129,12 @@ def _task_name(results: Results | FindingsSoFar) -> str:
 
 def _facts(results: Results | FindingsSoFar) -> dict[str, str]:
     federation, seeds = results["federation"], seed_count(results)
+    algorithms = len({row["algorithm"] for row in with_history(results["runs"])})
     told = {} if federation["name"] == Federation.name else {"federation": federation["name"]}
     if "clients" in federation:  # older runs say so only when they are finished
         told |= {
             "clients": f"{federation['clients']:,}",
+            **({"new clients": f"{federation['new_clients']:,}"} if "new_clients" in federation else {}),
             "samples": sample_counts(federation),
             "training samples of a client": (
                 f"{federation['smallest']:,} to {federation['largest']:,}, median {federation['median']:,g}"
@@ -139,7 +143,7 @@ def _facts(results: Results | FindingsSoFar) -> dict[str, str]:
         if "groups" in federation:
             told["groups"] = f"{len(federation['groups']):,}"
     return told | {
-        "runs": f"{count(len(results['summary']), 'algorithm')} × {count(seeds, 'seed')}",
+        "runs": f"{count(algorithms, 'algorithm')} × {count(seeds, 'seed')}",
         "rounds": f"{max(run['rounds'] for run in results['runs']):,}",
     }
 
@@ -186,8 +190,9 @@ def _sections(record: Record, specs: dict[str, Spec], runs: Paired) -> Iterable[
     yield targets_section(record)
 
     if "joining" in specs:
-        gains = joins.table(record, joining(record, runs))
-        yield section("Who gains from joining?", joins.WORDS, ["joining"], gains)
+        gains = joins.table(record, joins.gains(record))
+        yield section("Who gains from joining?", joins.words(record), ["joining"], gains)
+    yield new_clients_section(record)
     tested = len(spread.tested_clients(record))
     untested = record.score.shape[1] - tested
     if "distribution" in specs:

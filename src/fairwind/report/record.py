@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from fairwind.report.table import Judged, judged, seed_count
 from fairwind.runs.files import CLIENTS, RECIPE, read_json
-from fairwind.runs.schema import FindingsSoFar, HistoryLine, Part, Parts, Results
+from fairwind.runs.schema import Baseline, FindingsSoFar, HistoryLine, Part, Parts, Results
 from fairwind.runs.seals import read_history, read_results
 
 TESTED: Parts = {"history": "test", "final": "test"}  # of older runs, which do not say it
@@ -22,6 +22,7 @@ class RecipeFacts(TypedDict, total=False):
 
     model: str | None
     own: dict[str, str]
+    baselines: dict[str, Baseline]
 
 
 class Record(NamedTuple):
@@ -37,6 +38,8 @@ class Record(NamedTuple):
     rounds: tuple[int, ...] = ()  # at which each client's score was kept, of many some
     curves: NDArray[np.float32] | None = None  # (rounds, R, K) these scores
     recipe: RecipeFacts | None = None
+    new_score: NDArray[np.float32] | None = None  # (runs that fit them, N) of clients that did not train
+    new_names: tuple[str, ...] = ()  # of these
     state: str = ""  # of a run that is not finished: how far it is
     running: bool = False
 
@@ -49,6 +52,12 @@ class Record(NamedTuple):
     def labels(self) -> list[str]:
         """The algorithms, in the order of the summary."""
         return [row["algorithm"] for row in self.results["summary"]]
+
+    @property
+    def watched(self) -> list[str]:
+        """Those with a history; others are evaluated at the end alone."""
+        known = {line["algorithm"] for line in self.history}
+        return [label for label in self.labels if label in known]
 
     @property
     def part(self) -> Part:
@@ -83,6 +92,7 @@ def read_record(directory: Path) -> Record:
         keys = set(file.keys())
         score, train, test = (file.get_tensor(name) for name in ("score", "train_size", "test_size"))
         loss = file.get_tensor("loss") if "loss" in keys else None
+        new_score = file.get_tensor("new.score") if "new.score" in keys else None
         metadata = file.metadata() or {}
         rounds = json.loads(metadata.get("rounds", "[]")) if "curves" in keys else []
         shown, curves = read_curves(file, rounds)
@@ -98,6 +108,8 @@ def read_record(directory: Path) -> Record:
         rounds=shown,
         curves=curves,
         recipe=_recipe(directory),
+        new_score=new_score,
+        new_names=tuple(json.loads(metadata.get("new_names", "[]"))),
     )
 
 

@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 import altair as alt
 
-from fairwind.report.html import chart_html, escaped, frame, measures_table, plain_spec, table_html
-from fairwind.report.table import algorithm_of, display_name, measures
+from fairwind.report import joining
+from fairwind.report.html import chart_html, escaped, frame, measures_table, plain_spec, section, table_html
+from fairwind.report.newcomers import new_clients_section
+from fairwind.report.record import read_record
+from fairwind.report.table import FIRST, algorithm_of, display_name, measures
 from fairwind.report.theme import SPACE, theme
 from fairwind.runs.files import write_atomic
 from fairwind.runs.schema import Findings
@@ -118,12 +121,18 @@ def write_search(folder: Path, page: Page) -> Path:
         "not see either. Bold: ahead of all others beyond noise."
     )
     tried = table_html(["setting", "local rate", "rounds", "average", "worst 30 %"], rows)
-    final = measures_table(page.results, measures(page.results), ahead=page.ahead)
+    final = measures_table(page.results, measures(page.results)[: len(FIRST)], ahead=page.ahead)
+    record = read_record(folder / "test")
+    gains, beside = joining.gains(record), ""
+    if gains:
+        table = joining.table(record, gains)
+        beside = section("Who gains from joining?", joining.words(record), [], table)
     body = (
         f"<section><h2>What was tried</h2><p>{escaped(searched)}</p>"
         f'<div class="charts">{chart_html("plane")}</div>{tried}</section>'
         f"<section><h2>The choice on the test samples</h2><p>{escaped(tested)}</p>{final}"
         '<p><a href="test/report.html">The report of this comparison</a></p></section>'
+        f"{beside}{new_clients_section(record)}"
     )
     html = frame(
         kind="Search",

@@ -1,5 +1,6 @@
 """The page of a study: its panels beside the paper, their curves, the trade-off of α; figures; LaTeX."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -23,6 +24,7 @@ from fairwind.report.paper_comparison import (
     statistics_of,
 )
 from fairwind.report.plane import plane, plane_section, planes
+from fairwind.report.record import TESTED
 from fairwind.report.table import MEASURES, display_name, notes, seed_count
 from fairwind.report.targets import RoundCost, cost_of, rounds_to
 from fairwind.report.theme import theme
@@ -229,7 +231,22 @@ def _notes(shown: list[Shown]) -> list[str]:
             federation = part.record.results["federation"]
             told: list[str] = federation.get("notes", []) if "clients" in federation else []
             lines += [f"{title}: {note}." for note in told]
-    return lines
+    return lines + _chosen_on_test(shown)
+
+
+def _chosen_on_test(shown: list[Shown]) -> list[str]:
+    """Setups with several settings or parameters of an algorithm, and no validation samples to choose on."""
+    tried: dict[str, int] = {}
+    for part in shown:
+        if part.record is not None and part.record.results.get("parts", TESTED)["history"] == "test":
+            names = Counter(spec.partition(":")[0] for spec in part.panel.algorithms)
+            tried[part.panel.setup] = tried.get(part.panel.setup, 0) + max(names.values())
+    return [
+        f"{setup}: {count} settings are compared on the test samples, so the best of them is known with "
+        "hindsight: to choose one, keep validation samples (validation=0.1), or use fairwind tune."
+        for setup, count in tried.items()
+        if count > 1
+    ]
 
 
 def _overview(study: Study, shown: list[Shown]) -> Iterable[str]:

@@ -11,7 +11,15 @@ from rich.text import Text
 from fairwind.errors import printable
 from fairwind.metrics import OF_ACCURACIES
 from fairwind.runs.references import is_reference
-from fairwind.runs.schema import FederationFacts, Findings, Metric, OverSeeds, SummaryRow
+from fairwind.runs.schema import (
+    FederationFacts,
+    Findings,
+    FindingsSoFar,
+    Metric,
+    OverSeeds,
+    Results,
+    SummaryRow,
+)
 
 
 class Measure(NamedTuple):
@@ -125,6 +133,16 @@ def by_other_scores(results: Findings) -> Iterator[Findings]:
         yield {**results, "scores": [score], "summary": rows}
 
 
+def of_new_clients(results: Findings) -> Findings | None:
+    """The results of clients that took no part in training, as if there were no others; None without any."""
+    rows = [
+        cast(SummaryRow, {"algorithm": row["algorithm"], **row["new_clients"]})
+        for row in results["summary"]
+        if "new_clients" in row
+    ]
+    return {**results, "summary": rows} if rows else None
+
+
 def _worded(plain: tuple[Measure, ...], results: Findings) -> tuple[Measure, ...]:
     score = judged(results)
     if score.kind == "accuracy":
@@ -187,6 +205,7 @@ NAMES = {
     "fedexp": "FedExP",
     "fedprox": "FedProx",
     "local": "Each alone",
+    "pooled": "All data pooled",
     "fedcm": "FedCM",
     "mimelite": "MimeLite",
     "mime": "Mime",
@@ -237,6 +256,10 @@ def notes(results: Findings) -> list[str]:
     """What a reader must know before trusting the numbers: which samples they are of, what was left out."""
     note = results.get("parts", {}).get("note", "")
     lines = [note] if note else []
+    stopped, config = results.get("stopped"), results["config"]
+    if stopped is not None and "rounds" in config:
+        trained = results["runs"][0]["rounds"]
+        lines.append(f"Training stopped after round {trained:,} of {config['rounds']:,}: {stopped['why']}.")
     for label in [row["algorithm"] for row in results["summary"]]:
         runs = [run for run in results["runs"] if run["algorithm"] == label]
         left_out = sum(run["left_out"] for run in runs)
@@ -270,7 +293,18 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-NAME_WIDTH = 10  # of the first column, in which names are folded
+NAME_WIDTH = 10, 16  # of the first column: at least, and at most for a word that is not to be folded
+
+
+def new_clients_table(results: Results | FindingsSoFar, width: int = 80) -> Table | None:
+    """The summary of clients that took no part in training, if there are any."""
+    new = of_new_clients(results)
+    if new is None:
+        return None
+    table, facts = summary_table(new, width=width), results["federation"]
+    many = count(facts["new_clients"], "new client") if "new_clients" in facts else "New clients"
+    table.caption = Text(f"{many}, which took no part in training. {heading(new)}.")
+    return table
 
 
 def summary_table(results: Findings, ahead: Mapping[str, str] | None = None, width: int = 80) -> Table:
@@ -288,7 +322,9 @@ def summary_table(results: Findings, ahead: Mapping[str, str] | None = None, wid
         max(*map(len, head.split("\n")), *(len(_cell(*row[i])) for row in texts))
         for i, head in enumerate(heads)
     ]
-    fits = 3 + NAME_WIDTH + sum(2 + wide for wide in beside) <= width  # with spaces between, and at both ends
+    words = [word for row in results["summary"] for word in display_name(row["algorithm"]).split()]
+    name_width = min(max(NAME_WIDTH[0], *map(len, words)), NAME_WIDTH[1])
+    fits = 3 + name_width + sum(2 + wide for wide in beside) <= width  # with spaces between, and at both ends
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
@@ -298,7 +334,7 @@ def summary_table(results: Findings, ahead: Mapping[str, str] | None = None, wid
         caption_justify="left",
         leading=not fits,
     )
-    table.add_column("", overflow="fold", min_width=NAME_WIDTH)
+    table.add_column("", overflow="fold", min_width=name_width)
     for head in heads:
         table.add_column(head, justify="right", no_wrap=fits, overflow="fold")
     for row, cells in zip(results["summary"], texts, strict=True):

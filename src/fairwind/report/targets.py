@@ -10,6 +10,7 @@ from fairwind.report.record import Record
 from fairwind.report.table import display_name
 from fairwind.runs.cost import per_round
 from fairwind.runs.schema import Metric
+from fairwind.runs.seals import with_history
 
 MEASURES: dict[Metric, str] = {"avg": "average", "worst30": "worst 30 %"}
 TARGETS_READ = (
@@ -87,7 +88,7 @@ def rounds_to(
     record: Record, targets: Sequence[int] = (30, 40, 50, 60, 70, 80, 90)
 ) -> dict[str, dict[int, Reached]]:
     """By algorithm and target of the average, as far as any algorithm reaches it."""
-    rounds = {label: {x: reached(record, label, "avg", x) for x in targets} for label in record.labels}
+    rounds = {label: {x: reached(record, label, "avg", x) for x in targets} for label in record.watched}
     shown = [x for x in targets if any(row[x].median is not None for row in rounds.values())]
     return {label: {x: row[x] for x in shown} for label, row in rounds.items()}
 
@@ -134,10 +135,10 @@ def _digits(value: float) -> str:
 
 def targets_data(record: Record) -> TargetsData | None:
     """The curves of every seed, and costs of a round; None where nothing was evaluated after training."""
-    curves = {key: [seed_curves(record, label, key) for label in record.labels] for key in MEASURES}
+    curves = {key: [seed_curves(record, label, key) for label in record.watched] for key in MEASURES}
     if not any(curve and curve[-1][0] for seeds in curves["avg"] for curve in seeds):
         return None
-    costs = [cost_of(record, label) for label in record.labels]
+    costs = [cost_of(record, label) for label in record.watched]
     return {
         "curves": curves,
         "seconds": seconds_per_round(record),
@@ -159,7 +160,7 @@ def default_target(record: Record) -> float:
     if "target" in config and config["target"] is not None:
         return float(config["target"])
     sign = record.judged.sign
-    averages = [[row["mean"] for row in curve_of(record, label, "avg")] for label in record.labels]
+    averages = [[row["mean"] for row in curve_of(record, label, "avg")] for label in record.watched]
     best = sorted(sign * max(sign * value for value in curve) for curve in averages if curve)
     middle = best[(len(best) - (sign > 0)) // 2] if best else 0.0
     if record.judged.kind == "accuracy":
@@ -178,7 +179,7 @@ def targets_section(record: Record) -> str:
         return ""
     seconds, costs = data["seconds"], data["costs"]
     rows = ""
-    for i, label in enumerate(record.labels):
+    for i, label in enumerate(record.watched):
         rounds_reached = reached(record, label, "avg", target)
         at = rounds_reached.median
         cells = [rounds_reached.text()]
@@ -189,7 +190,7 @@ def targets_section(record: Record) -> str:
         rows += "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     names = ["rounds", *(["sample gradients", "bytes"] if costs else []), *(["seconds"] if seconds else [])]
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    runs = len(record.results["runs"])
+    runs = len(with_history(record.results["runs"]))
     timed = (
         f" All {runs} runs trained at once: seconds are rounds times the {seconds:.3g} s that a round of all "
         "runs took."

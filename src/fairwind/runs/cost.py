@@ -1,12 +1,19 @@
 """What a round costs: gradients of samples that clients compute, and bytes that they send and receive."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairwind.contract import AnyAlgorithm, GradientAlgorithm, MemoryAlgorithm, PersonalAlgorithm
+from fairwind.contract import (
+    AnyAlgorithm,
+    GradientAlgorithm,
+    MemoryAlgorithm,
+    PersonalAlgorithm,
+    PooledAlgorithm,
+)
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
 from fairwind.runs.schema import RunRow, TotalCost
@@ -51,11 +58,19 @@ def round_cost(algorithm: AnyAlgorithm, train: Tensor, settings: Settings, param
         down += 1  # the mean gradient
     if isinstance(algorithm, PersonalAlgorithm) and algorithm.alone:
         up = down = 0
+    elif isinstance(algorithm, PooledAlgorithm):
+        return Cost(float(trained.sum()), 0, 0)
     elif isinstance(algorithm, PersonalAlgorithm):
         trained = 2 * trained  # the personal model takes as many steps
     vectors = BYTES * parameters * participants
     share = participants / clients
     return Cost(share * float((trained + probed).sum()), up * vectors, down * vectors)
+
+
+def with_fine_tuning(cost: TotalCost, train: Tensor, settings: Settings) -> TotalCost:
+    """The cost of a run whose model every client fine-tuned in the end."""
+    tuning = replace(settings.solver, epochs=settings.finetune, steps=None)
+    return {**cost, "sample_gradients": cost["sample_gradients"] + float(_trained(train, tuning).sum())}
 
 
 def _trained(train: Tensor, solver: Solver) -> Tensor:

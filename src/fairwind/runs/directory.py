@@ -2,12 +2,19 @@
 
 import json
 import shlex
+from contextlib import suppress
+from math import nan
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+from torch import Tensor
+
 from fairwind import setups
 from fairwind.data import store
-from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairwind.data.federation import Federation
+from fairwind.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fairwind.engine.evaluation import Evaluation
 from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line
@@ -32,6 +39,8 @@ from fairwind.runs.schema import Environment, ResultsFile
 from fairwind.runs.seals import damaged, finish, history_lines
 from fairwind.setups import Where
 from fairwind.task import Task
+
+SCHEDULE = "lr_schedule"  # in a checkpoint, the factors of the learning rate so far
 
 
 class RunDirectory:
@@ -84,6 +93,14 @@ class RunDirectory:
     def finished(self) -> bool:
         return (self.path / RESULTS).exists()
 
+    @property
+    def trained(self) -> int:
+        """The rounds behind it: those of the newest checkpoint, or of the results."""
+        saved = [int(file.stem) for file in self.checkpoints.glob("[0-9]*.json") if file.stem.isdigit()]
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            saved.append(int(read_json(self.path / RESULTS)["runs"][0]["rounds"]))
+        return max(saved, default=0)
+
     def changed(self, settings: Settings) -> list[str]:
         """What is said of differences since the run started, in the environment or the machine's settings."""
         found = changes(self.made_with, environment(settings.device))
@@ -128,21 +145,38 @@ class RunDirectory:
     def restore(self, simulation: Simulation) -> list[str]:
         """Restores a simulation from the newest intact checkpoint; returns messages about damaged files."""
         lines = self.mend_recipe() if simulation.ranks.first else []
-        checkpoint, refused = load_checkpoint(self.checkpoints, self.recipe.digest)
+        checkpoint, refused = self.newest(simulation.settings)
         if checkpoint is not None:
             simulation.restore(checkpoint)
-        elif refused:
-            raise InputError(
-                f"no usable checkpoint in {self.checkpoints}: {refused[0]}; "
-                "delete that folder to start again from round 0"
-            )
-        lines += [f"{refusal}; an earlier one is used" for refusal in refused]
+            if self.finished and "stopped" in checkpoint.record:  # its results are made again
+                simulation.stop(checkpoint.record["stopped"])
+        lines += refused
         if simulation.ranks.first:
             spoilt = damaged(self.path) if self.finished else self._spoilt_history(simulation)
             if spoilt:
                 lines.append(f"damaged, and made again: {', '.join(spoilt)}")
             self.write_history(simulation)
         return lines
+
+    def newest(self, settings: Settings) -> tuple[Checkpoint | None, list[str]]:
+        """The newest intact checkpoint, and messages about damaged ones; refused if none is left.
+
+        So is a schedule of the learning rate that has changed for the rounds that are done.
+        """
+        checkpoint, refused = load_checkpoint(self.checkpoints, self.recipe.digest)
+        if checkpoint is None and refused:
+            raise InputError(
+                f"no usable checkpoint in {self.checkpoints}: {refused[0]}; "
+                "delete that folder to start again from round 0"
+            )
+        before = [] if checkpoint is None else checkpoint.record.get(SCHEDULE, [])
+        for t, (was, now) in enumerate(zip(before, _scheduled(settings, len(before)), strict=False)):
+            if was != now:
+                raise InputError(
+                    f"lr_schedule gives {now:g} for round {t}, and {self.path} was trained with {was:g}: "
+                    "give the same schedule (it may not depend on the number of rounds), or another out"
+                )
+        return checkpoint, [f"{refusal}; an earlier one is used" for refusal in refused]
 
     def _spoilt_history(self, simulation: Simulation) -> list[str]:
         """The history's file, if it lacks lines from before the checkpoint."""
@@ -157,9 +191,11 @@ class RunDirectory:
         checkpoint = simulation.checkpoint()
         federation = simulation.federation
         # A lost recipe is restored from a checkpoint; the rest is for interim pages.
-        who = {"names": list(federation.names), "groups": list(federation.groups)}
+        who: dict[str, object] = {"names": list(federation.names), "groups": list(federation.groups)}
         _, judged = federation.part(simulation.watched)  # the samples that the scores are of
         sizes = {"train_size": federation.train, "test_size": judged}
+        if schedule := _scheduled(simulation.settings, checkpoint.round):
+            who[SCHEDULE] = schedule
         checkpoint = checkpoint._replace(
             record={**checkpoint.record, "recipe": self.content, **who},
             tensors={**checkpoint.tensors, **sizes},
@@ -182,25 +218,28 @@ class RunDirectory:
         self._check_place()
         trained = {
             f"{view.label}/{view.seed}/{name}": value.cpu().contiguous()
-            for i, view in enumerate(simulation.views if models else ())
+            for i, view in enumerate(simulation.final_views if models else ())
             for name, value in simulation.state_dict(i).items()
         }
         final = simulation.final()
+        curves, federation = simulation.curves.tensor(), simulation.federation
+        unwatched = curves.new_full(
+            (len(curves), len(final.views) - len(simulation.views), len(federation)), nan
+        )
         clients = {
-            "score": final.score.float(),
-            "loss": final.loss.float(),
-            "curves": simulation.curves.tensor(),
-            "train_size": simulation.federation.train,
-            "test_size": simulation.federation.test,
+            **_numbers(simulation, final, federation),
+            "curves": torch.cat([curves, unwatched], 1) if unwatched.numel() else curves,
         }
-        others = zip(simulation.scores[1:], final.other_scores, strict=True)
-        clients |= {f"score.{score.name}": found.float() for score, found in others}
         metadata = {
             "names": json.dumps(simulation.federation.names),
             "rounds": json.dumps(simulation.curves.rounds),
         }
         if simulation.federation.groups:
             metadata["groups"] = json.dumps(simulation.federation.groups)
+        new, of_new = federation.new_clients, simulation.final_of_new_clients()
+        if new is not None and of_new is not None:
+            clients |= {f"new.{key}": value for key, value in _numbers(simulation, of_new, new).items()}
+            metadata["new_names"] = json.dumps(new.names)
         results = summarise(simulation, self.recipe, self.content.get("plan"))
         return finish(self.path, results, simulation.history, clients, metadata, trained if models else None)
 
@@ -208,6 +247,24 @@ class RunDirectory:
         """Refuses to write if the directory was moved: it would be created again without its contents."""
         if identity(self.path) != self.identity:
             raise moved(self.path)
+
+
+def _numbers(simulation: Simulation, now: Evaluation, federation: Federation) -> dict[str, Tensor]:
+    """Every client's scores and losses under each model (views, K), and its numbers of samples."""
+    others = zip(simulation.scores[1:], now.other_scores, strict=True)
+    return {
+        "score": now.score.float(),
+        "loss": now.loss.float(),
+        **{f"score.{score.name}": found.float() for score, found in others},
+        "train_size": federation.train,
+        "test_size": federation.test,
+    }
+
+
+def _scheduled(settings: Settings, rounds: int) -> list[float]:
+    """What a function of the user's gives as the rate's factor of the first rounds; nothing without one."""
+    schedule = settings.solver.lr_schedule
+    return [] if schedule is None else [float(schedule(t)) for t in range(rounds)]
 
 
 def check_begun(path: Path) -> None:

@@ -24,6 +24,10 @@ RESULTS = "results.json"
 CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
 PARTIAL = ".partial-"
+GROWING = (
+    "growing"  # in the folder of a comparison that gets more rounds, seeds or algorithms, the larger one
+)
+ADDED = "added"  # in that, the runs that are added
 TRACKING = "tracking.json"  # the trackers of a run, and the id by which they know it
 
 
@@ -94,10 +98,14 @@ def _seal(content: Mapping[str, object]) -> str:
 
 def sweep(folder: Path) -> None:
     """Removes temporary files of a killed process from a folder that this process has locked."""
-    for place in (folder, folder / "checkpoints", folder / "figures"):
+    runs = folder, folder / GROWING, folder / GROWING / ADDED
+    for place in (*runs, *(run / "checkpoints" for run in runs), folder / "figures"):
         for partial in place.glob(".*.partial"):
             if re.fullmatch(r"\..+\.\d+\.partial", partial.name):  # none but those of `write_atomic`
-                partial.unlink(missing_ok=True)
+                if partial.is_dir():  # of a comparison that has grown
+                    shutil.rmtree(partial, ignore_errors=True)
+                else:
+                    partial.unlink(missing_ok=True)
 
 
 @contextmanager

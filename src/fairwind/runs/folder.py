@@ -66,10 +66,6 @@ def resuming(path: Path) -> str:
 
 def check_free(path: Path) -> None:
     """Refuses a directory that is not empty; this process has locked it."""
-    if holds_run(path):
-        raise InputError(
-            f"{path} already holds a run: go on with 'fairwind resume {path}', or give another --out"
-        )
     if any(file.name != TRACKING for file in path.iterdir()):  # which a kill before the recipe leaves
         raise InputError(f"{path} is not empty: give another --out, so that nothing is overwritten")
 

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import shlex
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fairwind import algorithms, setups
 from fairwind.aggregation import first_state
-from fairwind.contract import AnyAlgorithm, Report
+from fairwind.contract import AnyAlgorithm, PooledAlgorithm, Report
+from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, tensors
 from fairwind.engine.checks import build
 from fairwind.engine.executor import Run
@@ -81,15 +82,26 @@ class Recipe:
             if label not in self.own and label not in own:
                 build_algorithm(label)
 
-    def build(self, task: Task, own: Mapping[str, AnyAlgorithm] = NONE) -> Simulation:
-        """The simulation at round 0, with algorithms by their labels, or `own` ones."""
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """Every algorithm under every seed."""
+        return [(label, seed) for label in self.algorithms for seed in self.seeds]
+
+    def build(
+        self,
+        task: Task,
+        own: Mapping[str, AnyAlgorithm] = NONE,
+        among: Container[tuple[str, int]] | None = None,
+    ) -> Simulation:
+        """The simulation at round 0, with algorithms by their labels, or `own` ones; of some runs, or all."""
         self.check(own)
         local = self.settings.solver
         known = {f.name: getattr(task.solver, f.name) for f in dataclasses.fields(local)}
         lost = {name: known[name] for name in known if isinstance(getattr(local, name), FunctionName)}
         settings = dataclasses.replace(self.settings, solver=dataclasses.replace(local, **lost))
         built = {label: own.get(label) or build_algorithm(label) for label in self.algorithms}
-        runs = [Run(label, algorithm, seed) for label, algorithm in built.items() for seed in self.seeds]
+        chosen = [run for run in self.runs if among is None or run in among]
+        runs = [Run(label, built[label], seed) for label, seed in chosen]
         return Simulation(
             task.model,
             task.federation,
@@ -106,8 +118,7 @@ class Recipe:
         """The same recipe with settings resolved, and digests of the user's data, model and algorithms."""
         brought = task.source.partition(":")[0] not in setups.SETUPS
         data = task.federation.origin.get("digest")
-        federation = task.federation  # what was prepared has neither groups nor validation samples
-        if brought and (data is None or federation.groups or federation.validation.any()):
+        if brought and (data is None or _added_to(task.federation)):
             data = task.federation.digest()
         return dataclasses.replace(
             self,
@@ -123,8 +134,39 @@ class Recipe:
             augment=simulation.plain.augmentation.name,
         )
 
+    def grows(self, other: "Recipe") -> bool:
+        """Whether this one, which has all of another recipe, has more, or another order."""
+        before, now = ((each.algorithms, each.seeds, each.settings.rounds) for each in (self, other))
+        return before != now
+
+    def lacks(self, other: "Recipe", trained: int) -> str:
+        """What this one has not of another's algorithms and seeds, and of the rounds that are trained."""
+        seeds = [str(seed) for seed in other.seeds if seed not in self.seeds]
+        labels = [label for label in other.algorithms if label not in self.algorithms]
+        rounds = self.settings.rounds
+        found = [f"{trained} rounds, not {rounds}"] if trained > rounds else []
+        for kind, missing in (("seed", seeds), ("algorithm", labels)):
+            found += [f"{kind}{'s' * (len(missing) > 1)} {', '.join(missing)}"] if missing else []
+        return "; ".join(found)
+
+    def part(self, other: "Recipe", simulation: Simulation) -> "Recipe":
+        """What this recipe has of another's rounds, seeds and algorithms; its simulation is at round 0."""
+        rows = [r for r, run in enumerate(simulation.runs) if (run.label, run.seed) in other.runs]
+        known = {run: i for i, run in enumerate(other.runs)}
+        runs = simulation.runs  # in the order of the other's simulation, too
+        rows.sort(key=lambda r: known[runs[r].label, runs[r].seed])
+        rows.sort(key=lambda r: isinstance(runs[r].algorithm, PooledAlgorithm))
+        return dataclasses.replace(
+            self,
+            algorithms=other.algorithms,
+            seeds=other.seeds,
+            settings=dataclasses.replace(self.settings, rounds=other.settings.rounds),
+            model=None if self.model is None else model_digest(simulation, rows),
+            own={label: digest for label, digest in self.own.items() if label in other.algorithms},
+        )
+
     def differs(self, other: "Recipe") -> str:
-        """The first field that differs in another recipe; empty if they are the same."""
+        """The first field that differs in another recipe, a setting with both values; empty if none does."""
         words = {
             "setup": "task",
             "judged_by": "loss or score",
@@ -135,10 +177,11 @@ class Recipe:
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name == "settings":
-                before, now = (to_jsonable(dataclasses.asdict(settings)) for settings in (mine, theirs))
-                changed = [name for name in names_of("numbers") if before[name] != now[name]]
+                before, now = (_numbers(settings) for settings in (mine, theirs))
+                changed = [name for name in before if before[name] != now[name]]
                 if changed:
-                    return f"setting {changed[0]!r}"
+                    name = changed[0]
+                    return f"setting {name!r}, which was {before[name]} and is {now[name]}"
             elif mine != theirs:
                 return words.get(field.name, field.name)
         return ""
@@ -214,6 +257,12 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _added_to(federation: Federation) -> bool:
+    """Whether a federation has what no prepared data has: groups, validation samples, new clients."""
+    more = federation.groups or federation.new_clients is not None
+    return bool(more or federation.validation.any())
+
+
 class FunctionName:
     """Stands for a function of which a stored recipe only has the name."""
 
@@ -233,6 +282,13 @@ def to_jsonable(value: Any) -> Any:
     if isinstance(value, FunctionName):
         return value.name
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
+
+
+def _numbers(settings: Settings) -> dict[str, object]:
+    """The settings that decide the numbers of a run, those of the solver by name."""
+    content: dict[str, Any] = to_jsonable(dataclasses.asdict(settings))
+    solver: dict[str, Any] = content["solver"]
+    return {name: content[name] for name in names_of("numbers") if name != "solver"} | solver
 
 
 def on_any_machine(settings: Settings) -> Settings:
@@ -290,8 +346,8 @@ def build_algorithm(label: str) -> AnyAlgorithm:
     return load_algorithm(label) if is_reference(label) else algorithms.build(label)
 
 
-def model_digest(simulation: Simulation) -> str:
-    """SHA-256 of names, shapes and initial values of a user's model under every seed."""
+def model_digest(simulation: Simulation, runs: Sequence[int] | None = None) -> str:
+    """SHA-256 of names, shapes and initial values of a user's model under every seed, of some runs or all."""
     seen = hashlib.sha256(repr(simulation.layout.all_names).encode())
     state = simulation.plain.module.state_dict()
     trained = {name for names in simulation.layout.all_names for name in names}
@@ -299,7 +355,7 @@ def model_digest(simulation: Simulation) -> str:
         seen.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
         if name not in trained and not name.endswith("dropout_key"):
             seen.update(_bytes(value))
-    seen.update(_bytes(simulation.x))
+    seen.update(_bytes(simulation.x if runs is None else simulation.x[list(runs)]))
     return seen.hexdigest()
 
 
@@ -365,6 +421,8 @@ def algorithm_digest(algorithm: AnyAlgorithm) -> str:
 
     x = numbers(5)
     state, found = first_state(algorithm, x, 3), [repr(algorithm.probe)]
+    if isinstance(algorithm, PooledAlgorithm) or getattr(algorithm, "alone", False):  # on other samples
+        found.append("pooled" if isinstance(algorithm, PooledAlgorithm) else "alone")
     for _ in range(2):
         report, delta = Report(*numbers(len(Report._fields), 3)), numbers(3, 5)
         computed = client_numbers(algorithm, state, report)

@@ -8,20 +8,23 @@ import torch
 from torch import Tensor
 
 from fairwind.data.federation import Federation
-from fairwind.engine.evaluation import split
+from fairwind.engine.evaluation import EvaluatedModel, split
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.metrics import METRICS, OF_GROUPS, over_seeds
-from fairwind.runs.cost import round_cost
+from fairwind.runs.cost import round_cost, with_fine_tuning
 from fairwind.runs.environment import environment
+from fairwind.runs.gains import joining_summary
 from fairwind.runs.recipe import Recipe, to_jsonable
 from fairwind.runs.schema import (
+    Baseline,
     Config,
     Environment,
     FederatedConfig,
     FederationFacts,
     GroupAverage,
     HistoryLine,
+    JoiningSummary,
     Metrics,
     ModelGroups,
     ModelMetrics,
@@ -34,6 +37,7 @@ from fairwind.runs.schema import (
     RunRow,
     ScoreKind,
     SettingsConfig,
+    Stopped,
     SummaryMetrics,
     SummaryRow,
     Timing,
@@ -42,7 +46,9 @@ from fairwind.runs.schema import (
 from fairwind.scores import Score
 
 Evaluated = Callable[[list[HistoryLine]], object]
-"""A callback that gets the newest line of every run's history: round, average, worst 30 % and so on."""
+"""A callback that gets the newest line of every run's history: round, average, worst 30 % and so on.
+
+If it returns True, training stops."""
 
 
 def results_of(
@@ -62,6 +68,8 @@ def results_of(
     task_digests: Mapping[str, str] | None = None,
     plan: Plan | None = None,
     engine: str = "",
+    joining: JoiningSummary | None = None,
+    stopped: Stopped | None = None,
 ) -> Results:
     """The content of results.json, of a simulation or a real federation."""
     results: Results = {
@@ -75,6 +83,7 @@ def results_of(
         "engine": engine,
         "scores": score_kinds(scores),
         "parts": parts or {"history": "test", "final": "test"},
+        "stopped": stopped or {"by": "target", "why": ""},
         "environment": environment,
         "federation": federation,
         "data": data,
@@ -90,6 +99,10 @@ def results_of(
         del results["plan"]
     if not engine:
         del results["engine"]
+    if joining is not None:
+        results["joining"] = joining
+    if stopped is None:
+        del results["stopped"]
     return results
 
 
@@ -97,18 +110,28 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
     """The results of a simulation; `plan` is that of its first start, if it was resumed."""
     numbers = simulation.federation.train, simulation.settings, simulation.x.shape[1]
     costs = [round_cost(run.algorithm, *numbers).times(simulation.round) for run in simulation.runs]
-    views, lines = simulation.views, simulation.final().lines
+    final, new = simulation.final(), simulation.final_of_new_clients()
+
+    def cost(view: EvaluatedModel) -> TotalCost:
+        known = costs[view.run]
+        tuned = view.baseline == "finetuned"
+        return with_fine_tuning(known, *numbers[:2]) if tuned else known
+
+    of_new = {} if new is None else dict(zip(new.views, new.lines, strict=True))
     rows = [
         run_row(
             line,
             simulation.round,
             left_out=int(simulation.left_out[view.run]),
             stalled=int(simulation.stalled[view.run]),
-            cost=costs[view.run],
+            cost=cost(view),
             model=view.model,
+            baseline=view.baseline,
+            of_new_clients=of_new.get(view),
         )
-        for view, line in zip(views, lines, strict=True)
+        for view, line in zip(final.views, final.lines, strict=True)
     ]
+    kind, names = simulation.scores[0].kind, simulation.federation.names
     return results_of(
         setup=recipe.setup,
         task=simulation.name,
@@ -126,6 +149,8 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
         own=recipe.own,
         task_digests=recipe.task_digests,
         plan=plan or simulation.plan.to_json(),
+        joining=joining_summary(rows, final.score, kind, names),
+        stopped=simulation.stopping.stopped if simulation.round < simulation.settings.rounds else None,
     )
 
 
@@ -137,6 +162,8 @@ def run_row(
     stalled: int,
     cost: TotalCost | None = None,
     model: str = "global",
+    baseline: Baseline | None = None,
+    of_new_clients: HistoryLine | None = None,
     privacy: PrivacyLoss | None = None,
 ) -> RunRow:
     """A run of the results, from the last line of its history."""
@@ -149,6 +176,8 @@ def run_row(
     row |= {} if cost is None else {"cost": cost}
     row |= {name: value for name, value in line.items() if name in ("groups", "worst_group", "scores")}
     row |= {} if model == "global" else {"model": model}
+    row |= {} if baseline is None else {"baseline": baseline}
+    row |= {} if of_new_clients is None else {"new_clients": model_line(of_new_clients)}
     row |= {"left_out": left_out, "stalled_rounds": stalled}
     row |= {} if privacy is None else {"privacy": privacy}
     return cast(RunRow, row)
@@ -158,6 +187,12 @@ def final_metrics(line: ModelMetrics) -> Metrics[float | None]:
     """The metrics of the main score, without those of groups and other scores."""
     names = (*METRICS, *OF_GROUPS)
     return cast(Metrics[float | None], {name: value for name, value in line.items() if name in names})
+
+
+def model_line(line: ModelMetrics) -> ModelMetrics:
+    """The same with those of groups."""
+    groups = {name: value for name, value in line.items() if name in ("groups", "worst_group")}
+    return cast(ModelMetrics, {**final_metrics(line), **groups})
 
 
 def config_of(recipe: Recipe, settings: Settings) -> Config:
@@ -184,6 +219,7 @@ def about(simulation: Simulation) -> dict[str, object]:
         "scores": score_kinds(simulation.scores),
         "parts": parts_of(simulation, simulation.watched),
         "federation": described(simulation, simulation.watched),
+        "baselines": {view.label: view.baseline for view in simulation.views if view.baseline},
     }
 
 
@@ -191,6 +227,8 @@ def parts_of(simulation: Simulation, final: Part) -> Parts:
     """Which samples the numbers are of; a note where that is not all test samples, or one chose on these."""
     federation, settings, watched = simulation.federation, simulation.settings, simulation.watched
     asked = [f"{n}={v:g}" for n in ("target", "patience") if (v := getattr(settings, n)) is not None]
+    if (request := simulation.stopping.request) is not None and request["by"] == "after_evaluation":
+        asked.append("after_evaluation")
     overlooked = int(((federation.validation == 0) & (federation.test > 0)).sum())
     if watched == "test" and not asked:
         return {"history": watched, "final": final}
@@ -250,6 +288,9 @@ def summary_of(rows: Sequence[RunRow]) -> list[SummaryRow]:
         if "scores" in mine[0]:
             by_score = {name: [row["scores"][name] for row in mine] for name in mine[0]["scores"]}
             line["scores"] = {name: _over_seeds(models, models) for name, models in by_score.items()}
+        if "new_clients" in mine[0]:
+            of_new = [row["new_clients"] for row in mine]
+            line["new_clients"] = _over_seeds(of_new, of_new)
         summary.append(line)
     return summary
 

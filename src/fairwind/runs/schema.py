@@ -28,6 +28,7 @@ GroupMetric = Literal["worst_group_avg", "group_gap"]
 Metric = Literal[ClientMetric, GroupMetric]
 Value = TypeVar("Value")  # a number of one model, or a mean with its spread over seeds
 Part = Literal["train", "validation", "test"]  # of a client's samples
+Baseline = Literal["local", "pooled", "finetuned"]  # what a federation is compared with
 Plan = dict[str, dict[str, str | int | float]]  # by part, its `value` and `why`
 
 
@@ -107,6 +108,7 @@ class SummaryRow(SummaryMetrics):
     """An algorithm over its seeds."""
 
     algorithm: str
+    new_clients: NotRequired[SummaryMetrics]
     scores: NotRequired[dict[str, SummaryMetrics]]
 
 
@@ -146,6 +148,8 @@ class RunRow(ModelGroups):
     cost: NotRequired[TotalCost]
     scores: NotRequired[dict[str, ModelMetrics]]
     model: NotRequired[str]
+    baseline: NotRequired[Baseline]
+    new_clients: NotRequired[ModelMetrics]
     left_out: int
     stalled_rounds: int
     privacy: NotRequired[PrivacyLoss]
@@ -186,6 +190,7 @@ class SettingsConfig(TypedDict):
     clients_per_round: int | None
     probe_samples: int | None
     eval_every: int
+    finetune: float
     target: float | None
     patience: int | None
     engine: str
@@ -267,6 +272,7 @@ class FederationFacts(Origin):
     smallest: int
     median: float
     largest: int
+    new_clients: NotRequired[int]
     groups: NotRequired[dict[str, int]]
     commonest: NotRequired[float]
 
@@ -276,6 +282,33 @@ class FederationName(TypedDict):
     """A federation of which no more is known yet."""
 
     name: str
+
+
+class IntervalJson(TypedDict):
+    """A number, and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class JoiningRow(TypedDict):
+    """What an algorithm gives the clients, compared with training alone."""
+
+    algorithm: str
+    better: int
+    worse: int
+    equal: int
+    better_share: NotRequired[IntervalJson]
+    average: NotRequired[IntervalJson]
+    losers: dict[str, float]
+
+
+class JoiningSummary(TypedDict):
+    """Who gains from joining the federation."""
+
+    alone: str
+    algorithms: list[JoiningRow]
 
 
 class Timing(TypedDict):
@@ -292,6 +325,16 @@ class TimingSoFar(TypedDict):
 
     seconds: float | None
     rounds_per_second: float | None
+
+
+Condition = Literal["target", "patience", "time_budget", "after_evaluation"]
+
+
+class Stopped(TypedDict):
+    """Why training ended before its last round: what asked for it, and the reason in words."""
+
+    by: Condition
+    why: str
 
 
 class Parts(TypedDict):
@@ -314,6 +357,8 @@ class Findings(TypedDict):
     data: str | None
     runs: list[RunRow]
     summary: list[SummaryRow]
+    joining: NotRequired[JoiningSummary]
+    stopped: NotRequired[Stopped]
 
 
 class FindingsSoFar(Findings):

@@ -4,7 +4,7 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -25,7 +25,7 @@ from fairwind.runs.files import (
     write_json,
 )
 from fairwind.runs.folder import holds_run, resuming
-from fairwind.runs.schema import HistoryLine, Results, ResultsFile
+from fairwind.runs.schema import HistoryLine, Results, ResultsFile, RunRow
 
 
 def finish(
@@ -95,6 +95,11 @@ def read_history(path: Path, results: ResultsFile) -> list[HistoryLine]:
     else:
         data = (path / HISTORY).read_bytes()
     return [json.loads(line) for line in data.splitlines() if line.strip()]
+
+
+def with_history(runs: Sequence[RunRow]) -> list[RunRow]:
+    """The runs of which each evaluation has a line; they come first, and others are evaluated at the end."""
+    return [run for run in runs if run.get("baseline") != "finetuned"]
 
 
 def history_lines(history: Iterable[HistoryLine]) -> str:

@@ -8,16 +8,18 @@ from typing import NamedTuple
 
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.ranks import find
+from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.runs.directory import RunDirectory
 from fairwind.runs.files import RESULTS
 from fairwind.runs.folder import check_free, explaining, held, holds_run
+from fairwind.runs.growth import Growth, growing, settle
 from fairwind.runs.recipe import Recipe, on_the_same_machine
 from fairwind.runs.results import Evaluated, summarise, warnings_of
 from fairwind.runs.schema import Results
-from fairwind.runs.seals import damaged
-from fairwind.runs.training import Console, train
+from fairwind.runs.seals import damaged, read_history, read_results
+from fairwind.runs.training import Console, Plain, asks_to_stop, train
 from fairwind.setups import WHERE, Where
 from fairwind.task import Task
 from fairwind.tracking import Tracking
@@ -63,6 +65,7 @@ class Session:
     console: Console | None = None  #: Where progress is shown.
     tracking: Tracking | None = None  #: The trackers; None are those that the directory names.
     after_evaluation: Evaluated | None = None
+    time_budget: float | None = None  #: Seconds of training after which it stops.
     finished: Callable[[Path], Path | None] = lambda path: None
     """Called with the finished directory, which is still locked; returns its page, if it wrote one."""
 
@@ -74,16 +77,25 @@ class Session:
                 stack.enter_context(held(path, wait=self.wait))
                 if self.explain:
                     stack.enter_context(explaining(path, self.again))
+                settle(path)
             directory = self._directory(first)
             complete = path is not None and (path / RESULTS).exists() and not damaged(path)
-            if not complete or (directory is not None and self.recipe is not None):
-                recipe, simulation = self._build(directory)  # refuses a directory of another comparison
+            goes_on = complete and path is not None and self._goes_on(path)
+            larger = growing(path) if path is not None and self.recipe is None else None
+            if not complete or goes_on or larger or (directory is not None and self.recipe is not None):
+                recipe, simulation = self._build(
+                    directory, larger
+                )  # refuses a directory of another comparison
+                grows = directory is not None and (goes_on or larger or recipe.grows(directory.recipe))
+                complete = complete and not grows
             if complete:
                 self._nothing_left(directory)
                 return None
             if directory is not None:
                 self._say(directory.changed(recipe.settings))
                 simulation.ranks.meet()  # from here on no other process changes the checkpoints
+                if grows:
+                    directory = self._grow(directory, recipe, simulation)
                 self._say(directory.restore(simulation))
             if not first:
                 train(simulation)
@@ -100,6 +112,38 @@ class Session:
             self._say(warnings_of(simulation) if self.console is None else [])
             return trained
 
+    def _goes_on(self, path: Path) -> bool:
+        """Whether finished results were stopped by what does not stop them any more."""
+        results = read_results(path)
+        by = results.get("stopped", {}).get("by")
+        if by == "time_budget":
+            return self.time_budget is None or results["timing"]["seconds"] < self.time_budget
+        if by == "after_evaluation":
+            newest = read_history(path, results)[-len(results["runs"]) :]
+            return self.after_evaluation is None or not asks_to_stop(self.after_evaluation, newest)
+        return False
+
+    def _grow(self, source: RunDirectory, recipe: Recipe, simulation: Simulation) -> RunDirectory:
+        """The folder in which what is missing is trained, at the round that is done."""
+
+        def build(runs: list[tuple[str, int]], rounds: int) -> Simulation:
+            settings = replace(recipe.settings, rounds=rounds, target=None, patience=None)
+            return replace(recipe, settings=settings).build(self._task(source), self.own, runs)
+
+        def bring(added: Simulation, directory: RunDirectory, spent: float) -> None:
+            budget = None if self.time_budget is None else self.time_budget - spent
+            if not find().first:
+                return train(added)
+            shown, again = self.console, self.again
+            return train(added, directory, console=shown, every=self.every, again=again, time_budget=budget)
+
+        console = self.console or Plain(quiet=True)
+        return Growth(source, recipe, build, bring, self._say, console.print).begin(simulation)
+
+    def _task(self, directory: RunDirectory) -> Task:
+        """The task that is given, or that the directory names."""
+        return self.load() if self.load is not None else directory.task(self.where.cache)
+
     def _directory(self, first: bool) -> RunDirectory | None:
         """What was begun; ranks other than 0 refuse nothing."""
         if self.path is None:
@@ -114,26 +158,40 @@ class Session:
             self._say(directory.mend_recipe() if directory is not None else [])
             self.finished(self.path)
 
-    def _build(self, directory: RunDirectory | None) -> tuple[Recipe, Simulation]:
-        """The simulation at round 0, and its recipe, which must be that of the directory."""
+    def _build(
+        self, directory: RunDirectory | None, larger: RunDirectory | None
+    ) -> tuple[Recipe, Simulation]:
+        """The simulation at round 0, and its recipe, which must have all that the directory has.
+
+        `larger` is what the directory's comparison grows into, if nothing else is said.
+        """
         recipe = self.recipe
         if recipe is None or self.load is None:
             assert directory is not None
-            recipe, task = directory.recipe, directory.task(self.where.cache)
+            recipe, task = (larger or directory).recipe, directory.task(self.where.cache)
         else:
             task = self.load()
             if directory is not None:
+                self._say(_kept(recipe.settings, directory.recipe.settings))
                 settings = on_the_same_machine(recipe.settings, directory.recipe.settings)
                 recipe = replace(recipe, settings=settings)
+        lacks = "" if directory is None else recipe.lacks(directory.recipe, directory.trained)
+        if lacks:
+            raise InputError(
+                f"{self.path} holds more than is asked for ({lacks}): ask for all of it, and for more if you "
+                "like, or give another out"
+            )
         simulation = recipe.build(task, self.own)
         recipe = recipe.with_digests(task, simulation)
-        if directory is not None and (differs := directory.recipe.differs(recipe)):
-            if self.recipe is not None:
+        if directory is not None:
+            differs = directory.recipe.differs(recipe.part(directory.recipe, simulation))
+            if differs and self.recipe is not None:
                 raise InputError(f"{self.path} holds a run that differs in its {differs}; give another out")
-            raise InputError(
-                f"{self.path} was started with a task that differs in its {differs}: "
-                "restore it, or start in another directory"
-            )
+            if differs:
+                raise InputError(
+                    f"{self.path} was started with a task that differs in its {differs}: "
+                    "restore it, or start in another directory"
+                )
         return recipe, simulation
 
     def _say(self, lines: list[str]) -> None:
@@ -152,14 +210,27 @@ class Session:
             every=self.every,
             again=self.again,
             after_evaluation=tracking.and_then(self.after_evaluation),
+            time_budget=self.time_budget,
             save_last=self.models,
         )
-        if simulation.watched != "test":
-            tracking.log(simulation.final().lines, "test/")
+        final = simulation.final().lines  # of models in the history, only if that is of other samples
+        tracking.log(final[len(simulation.views) if simulation.watched == "test" else 0 :], "test/")
         if directory is None:
             results, page = summarise(simulation, recipe), None
         else:
+            assert self.path is not None
             results = directory.write_results(simulation, models=self.models)
-            page = self.finished(directory.path)
+            settle(self.path)
+            page = self.finished(self.path)
         tracking.finish(page)
         return Trained(simulation, results)
+
+
+def _kept(given: Settings, before: Settings) -> list[str]:
+    """What is said of settings that stay as they were, although others are given."""
+    plain = Settings()
+    return [
+        f"{name} stays {getattr(before, name)}, as the comparison began"
+        for name in names_of("history")
+        if getattr(given, name) not in (getattr(plain, name), getattr(before, name))
+    ]

@@ -8,8 +8,10 @@ from types import FrameType
 from typing import Any, Protocol
 
 from fairwind.engine.simulation import Simulation
+from fairwind.errors import python_numbers
 from fairwind.runs.directory import RunDirectory
 from fairwind.runs.results import Evaluated, warnings_of
+from fairwind.runs.schema import HistoryLine, Stopped
 
 
 class Bar(Protocol):
@@ -63,6 +65,36 @@ def messages() -> Console:
     return Messages()
 
 
+def asks_to_stop(after_evaluation: Evaluated, lines: list[HistoryLine]) -> bool:
+    """Calls a user's function with the newest lines; whether it returns True."""
+    return python_numbers(after_evaluation([line.copy() for line in lines])) is True
+
+
+class News:
+    """Evaluations that were not yet told: to the history's file, and to a user's function."""
+
+    def __init__(
+        self, simulation: Simulation, directory: RunDirectory | None, after_evaluation: Evaluated | None
+    ):
+        self.simulation, self.directory, self.after_evaluation = simulation, directory, after_evaluation
+        self.told = len(simulation.history)
+
+    def tell(self) -> bool:
+        """Tells them; whether the function asks to stop."""
+        lines, runs, asked = self.simulation.history, len(self.simulation.views), False
+        if len(lines) > self.told and self.directory is not None:
+            self.directory.write_history(self.simulation, since=self.told)
+        for begin in range(self.told, len(lines), runs):
+            if self.after_evaluation is not None:
+                asked |= asks_to_stop(self.after_evaluation, lines[begin : begin + runs])
+        self.told = len(lines)
+        return asked
+
+
+BY_CALLBACK: Stopped = {"by": "after_evaluation", "why": "after_evaluation returned True"}
+BY_TIME: Stopped = {"by": "time_budget", "why": "the time budget was used up"}
+
+
 def train(
     simulation: Simulation,
     directory: RunDirectory | None = None,
@@ -71,16 +103,17 @@ def train(
     every: float = 30,
     again: str = "",
     after_evaluation: Evaluated | None = None,
+    time_budget: float | None = None,
     save_last: bool = True,
 ) -> None:
-    """Trains the remaining rounds.
+    """Trains the remaining rounds, or until so many seconds of training are used up.
 
     With a directory, writes a checkpoint every so many seconds, and the history line by line. Ctrl-C or
     SIGTERM saves first and prints how to resume: by `again`. Without a console nothing is printed. Other
     ranks than 0 have neither, and stop when it does.
     """
     console = console or Plain(quiet=True)
-    stop, written = Interrupt(console), len(simulation.history)
+    stop, news = Interrupt(console), News(simulation, directory, after_evaluation)
     _announce(simulation, directory, console)
 
     def save() -> None:
@@ -92,15 +125,11 @@ def train(
     with console.bar(simulation.settings.rounds, simulation.round) as bar, stop:
 
         def after_round() -> None:
-            nonlocal written
-            if len(simulation.history) > written:
-                if directory is not None:
-                    directory.write_history(simulation, since=written)
-                lines, runs = simulation.history, len(simulation.views)
-                for begin in range(written, len(lines), runs):
-                    if after_evaluation is not None:
-                        after_evaluation([line.copy() for line in lines[begin : begin + runs]])
-                written = len(lines)
+            asked = news.tell()
+            late = time_budget is not None and simulation.seconds >= time_budget
+            if simulation.ranks.any(asked or late):
+                simulation.stop(BY_CALLBACK if asked else BY_TIME)
+                news.tell()
             rate = simulation.round / max(simulation.seconds, 1e-9)
             shown = f"{rate:.1f}/s" if rate >= 0.5 else f"{1 / rate:.0f} s each"
             standing = _standing(simulation, short=console.width < 110)
@@ -111,6 +140,8 @@ def train(
                 raise KeyboardInterrupt
 
         try:
+            if simulation.round:
+                after_round()  # the time may be used up
             simulation.run(save, every=every, after_round=after_round)
         except KeyboardInterrupt:
             if stop.saved and not simulation.ranks.first:
@@ -119,8 +150,8 @@ def train(
             where = f"stopped after round {simulation.round}" if stop.saved else "stopped"
             console.print(f"{where}; go on with: {again}" if again else where, soft_wrap=True)
             raise
-    if simulation.stopping.why:
-        console.print(f"stopped after round {simulation.round}: {simulation.stopping.why}", soft_wrap=True)
+    if (stopped := simulation.stopping.stopped) is not None:
+        console.print(f"stopped after round {simulation.round}: {stopped['why']}", soft_wrap=True)
     for line in warnings_of(simulation):
         console.print(f"fairwind: {line}", soft_wrap=True)
 

@@ -1,5 +1,6 @@
 """Scores: how well a model works for a client, from its outputs for the client's test samples."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,8 @@ Kind = Literal["accuracy", "higher", "lower"]
 """A share of correct predictions; another number where higher is better; or one where lower is better."""
 PerSample = Callable[[Any, Any], Tensor]  # outputs (B, ...), targets (B, ...) -> (B,), or (B, S)
 PerClient = Callable[[Tensor, Tensor], Tensor]  # (R, M, S) of all samples, lengths (K,) -> (R, K)
+
+NOT_NEGATIVE = 0.0, math.inf
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Score:
     """`per_sample`, given how the loss reads outputs and targets; only the package's own scores have it."""
     threshold: float | None = None
     """A single output above it means class 1; None follows the loss."""
+    range: tuple[float, float] = (-math.inf, math.inf)
+    """The least and the largest number that it can be; of accuracies always 0 and 100."""
 
     @property
     def is_loss(self) -> bool:
@@ -43,6 +48,11 @@ class Score:
     def percent(self) -> bool:
         """Whether it is shown as a percentage."""
         return self.kind == "accuracy"
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Its range, as it is shown."""
+        return (0.0, 100.0) if self.percent else self.range
 
     @property
     def sign(self) -> int:
@@ -139,9 +149,10 @@ def _own(
     reads: Callable[[Reading, Any, Any], Tensor],
     kind: Kind = "higher",
     per_client: PerClient | None = None,
+    range: tuple[float, float] = (0.0, 1.0),
 ) -> Score:
     """A score that reads outputs and targets as the loss does."""
-    return Score(name, partial(reads, Reading()), kind, per_client, reads)
+    return Score(name, partial(reads, Reading()), kind, per_client, reads, range=range)
 
 
 accuracy = _own("accuracy", _right, "accuracy")
@@ -219,11 +230,11 @@ def _difference(outputs: Any, targets: Any) -> Tensor:
     return predicted - targets.reshape(predicted.shape)
 
 
-mae = Score("mae", lambda o, t: per_sample_mean(_difference(o, t).abs()), "lower")
+mae = Score("mae", lambda o, t: per_sample_mean(_difference(o, t).abs()), "lower", range=NOT_NEGATIVE)
 """Mean absolute error."""
-mse = Score("mse", lambda o, t: per_sample_mean(_difference(o, t).square()), "lower")
+mse = Score("mse", lambda o, t: per_sample_mean(_difference(o, t).square()), "lower", range=NOT_NEGATIVE)
 """Mean squared error."""
-rmse = Score("rmse", mse.per_sample, "lower", lambda v, n: ratio(v, n).sqrt())
+rmse = Score("rmse", mse.per_sample, "lower", lambda v, n: ratio(v, n).sqrt(), range=NOT_NEGATIVE)
 """Root of the mean squared error."""
 
 
@@ -242,7 +253,7 @@ def _r2(values: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(variance > 1e-12 * square, 1 - error / variance, torch.nan)
 
 
-r2 = Score("r2", _squares, "higher", _r2)
+r2 = Score("r2", _squares, "higher", _r2, range=(-math.inf, 1.0))
 """R², the share of the variance of a client's targets that is explained; undefined if all are equal."""
 
 
@@ -259,7 +270,7 @@ def _surprise(reading: Reading, outputs: Any, targets: Any) -> Tensor:
     return torch.stack([t.reshape(len(t), -1).sum(1) for t in (kept, counted.to(kept.dtype))], dim=-1)
 
 
-perplexity = _own("perplexity", _surprise, "lower", lambda v, n: ratio(v, n).exp())
+perplexity = _own("perplexity", _surprise, "lower", lambda v, n: ratio(v, n).exp(), NOT_NEGATIVE)
 """exp of the mean cross-entropy over a client's samples, or over their positions that count."""
 
 

@@ -96,7 +96,8 @@ def evaluate(
     "test".
     """
     if not isinstance(model, nn.Module):
-        raise InputError(f"a {type(model).__name__} is not a trained model: give a torch.nn.Module")
+        whose = " (result.model, or result.model_of(client))" if hasattr(model, "model_of") else ""
+        raise InputError(f"a {type(model).__name__} is not a trained model: give a torch.nn.Module{whose}")
     if part not in get_args(Part):
         raise unknown("part of the samples", str(part), get_args(Part))
     batch_size = Solver().batch_size

@@ -17,7 +17,7 @@ from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
 from fairwind.runs.files import CLIENTS, HISTORY, PACKED, RESULTS
 from fairwind.runs.schema import HistoryLine, ResultsFile, RunRow
-from fairwind.runs.seals import damaged, lost_results, read_history, read_results
+from fairwind.runs.seals import damaged, lost_results, read_history, read_results, with_history
 from fairwind.runs.spec import arguments, parameters
 
 Floats = NDArray[np.float32]
@@ -130,13 +130,14 @@ def _read(folder: Path) -> Iterator[Finished]:
     accuracy, clients = _clients(folder) if CLIENTS in results["files"] else (None, None)
     asked = itertools.product(config["algorithms"], config["seeds"])
     # A run may have further models, personal or averaged, with other labels: studies compare the first.
-    firsts = [r for r, row in enumerate(rows) if row["algorithm"] in config["algorithms"]]
+    firsts = {(row["algorithm"], row["seed"]): r for r, row in enumerate(rows)}
     own, tasks = results.get("own", EMPTY), results.get("task_digests", EMPTY)
-    for (spec, seed), r in zip(asked, firsts, strict=True):
+    for spec, seed in asked:
+        r = firsts[spec, seed]
         yield Finished(
             key=RunKey.of(results["setup"], spec, seed, config, own, tasks.get(str(seed), "")),
             row=rows[r],
-            history=lines[r :: len(rows)],
+            history=lines[r :: len(with_history(rows))],
             accuracy=None if accuracy is None else accuracy[r],
             clients=clients,
             results=results,

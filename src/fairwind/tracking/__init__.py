@@ -120,7 +120,7 @@ class Tracking:
     def begin(self, simulation: Simulation, recipe: Recipe, path: Path | None) -> None:
         """A comparison, with the rounds that are behind it; `path` is its directory."""
         settings: SettingsConfig = to_jsonable(asdict(recipe.settings))
-        runs = [(view.label, view.seed) for view in simulation.views]
+        runs = [(view.label, view.seed) for view in simulation.final_views]
         name = run_name(recipe.setup) if path is None else path.resolve().name
         self.start(name, {"task": recipe.setup, **settings}, runs, simulation.history, path)
 
@@ -152,10 +152,9 @@ class Tracking:
     def and_then(self, after_evaluation: Evaluated | None) -> Evaluated:
         """What to call after an evaluation: the trackers, and a function of the user's."""
 
-        def evaluated(lines: list[HistoryLine]) -> None:
+        def evaluated(lines: list[HistoryLine]) -> object:
             self.log(lines)
-            if after_evaluation is not None:
-                after_evaluation(lines)
+            return None if after_evaluation is None else after_evaluation(lines)
 
         return evaluated
 

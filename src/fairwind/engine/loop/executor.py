@@ -18,7 +18,7 @@ from fairwind.data.federation import Federation
 from fairwind.engine import tuning
 from fairwind.engine.executor import ClientUpdates, RoundSums, Run, Shared
 from fairwind.engine.layout import Parts
-from fairwind.engine.local import local_part
+from fairwind.engine.local import local_part, trains_alone
 from fairwind.engine.loop.learner import Learner, Modification, difference, split
 from fairwind.engine.loop.tally import ClientResult, RunTotals, measured, outcome
 from fairwind.engine.memory import Memories
@@ -126,6 +126,8 @@ class Loop:
             @torch.enable_grad()
             def train(job: Job, learner: Learner) -> ClientResult:
                 r = job.run
+                if trains_alone(self.runs[r]):
+                    return self._train_alone(x[r], job, learner)
                 trained = self._train(x[r], models[r], shared, more.get(r), job, learner, probes.get(job))
                 if isinstance(self.runs[r].algorithm, PersonalAlgorithm):
                     self._train_personal(x[r], job, learner)
@@ -218,15 +220,24 @@ class Loop:
         update, update_norm = difference(x, received, learner.model.weights)
         return ClientResult(job.client, loss, grad_norm, update_norm, update)
 
-    def _train_personal(self, x: Tensor, job: Job, learner: Learner) -> None:
-        """A client trains its personal model."""
+    def _train_alone(self, x: Tensor, job: Job, learner: Learner) -> ClientResult:
+        """A client trains nothing but its own model, and sends an update of zero."""
+        norm = 0.0 if self._train_personal(x, job, learner) else torch.nan
+        return ClientResult(
+            job.client, self.unknown, self.unknown, torch.full_like(self.unknown, norm), torch.zeros_like(x)
+        )
+
+    def _train_personal(self, x: Tensor, job: Job, learner: Learner) -> bool:
+        """A client trains its personal model, and keeps it if it is finite; returns whether it is."""
         client = torch.tensor([job.client])
         learner.model.load(self.layout.parts(self.memories.take(job.run, client)[0]))
         local = local_part(self.runs[job.run], "personal")
         self._steps(learner, job, Modification(local, self.layout.parts(-local.pull * x)))
         new = self.layout.flatten(learner.model.module)[None]
-        if torch.isfinite(new).all():
+        finite = bool(torch.isfinite(new).all())
+        if finite:
             self.memories.put(job.run, client, new)
+        return finite
 
     def _probe(self, learner: Learner, job: Job, gradient: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The mean loss over a client's samples, and the norm of its gradient if the probe needs it.

@@ -139,8 +139,10 @@ class Stacked:
             modifications = local.modifications(layout, x, shared, gradients)
             if way == "personal":
                 keep = partial(self._personal, local, modifications, models)
-                for _, trained in self._chunked(way, keep):
+                for chunk, trained in self._chunked(way, keep):
                     self.extras.remember(local, trained)
+                    for r, usable in trained.usable.items():
+                        yield self._unchanged(r, chunk, usable, x, loss0)
                 continue
             train = partial(self._train, local, modifications, models, probed, loss0)
             for chunk, (report, delta) in self._chunked(way, train):
@@ -149,6 +151,13 @@ class Stacked:
                     mine = (chunk.row_run == r).nonzero()[:, 0]
                     own = Report(*(field[mine] for field in report))
                     yield ClientUpdates(r, chunk.clients(mine), own, flat[mine])
+
+    def _unchanged(self, r: int, chunk: Chunk, usable: Tensor, x: Tensor, loss0: Tensor) -> ClientUpdates:
+        """The zero updates of a run's rows (n,) that only trained models of their own."""
+        here = chunk.rows_of[r]
+        report = Report(*(field[here] for field in self._report(chunk, loss0)))
+        report = report._replace(update_norm=torch.where(usable, 0.0, torch.nan).double())
+        return ClientUpdates(r, chunk.clients(here), report, x.new_zeros(len(here), x.shape[1]))
 
     @torch.no_grad()
     def _sums(self, x: Tensor, loss0: Tensor, shared: Shared) -> RoundSums:
@@ -176,6 +185,8 @@ class Stacked:
             for chunk, trained in self._chunked(way, partial(work, local, modifications)):
                 if trained.part is not None:
                     totals.add(chunk, trained.part)
+                for r, usable in trained.usable.items():
+                    totals.count(r, usable)
                 for r, change in trained.changes.items():
                     more[r] = more[r] + change if r in more else change
                 for r, each in trained.held.items():

@@ -106,6 +106,11 @@ class RoundTotals:
             old = self.sums[r]
             self.sums[r] = new if old is None else type(new)(*map(torch.add, old, new))
 
+    def count(self, r: int, usable: Tensor) -> None:
+        """Adds rows (n,) of a run that contribute nothing else."""
+        self.used[r] += usable.sum()
+        self.left_out[r] += (~usable).sum()
+
     def outcome(self, layout: Layout, more: dict[int, Tensor], held: dict[int, RoundUpdates]) -> RoundSums:
         total = layout.from_matrices(self.total)
         return RoundSums(total, self.sums, self.used, self.left_out, self.lowest, more, held)
