@@ -81,7 +81,7 @@ def cost(simulation: Simulation, rounds: int, clock: Clock = time.perf_counter) 
 class Loop:
     """Clients that train one after another, as everyone would write it."""
 
-    optimizer = torch.optim.SGD
+    optimizer: Callable[..., torch.optim.Optimizer] = staticmethod(torch.optim.SGD)
 
     def __init__(self, task: Task, data: Federation, settings: Settings, clock: Clock = time.perf_counter):
         self.clock = clock
