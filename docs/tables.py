@@ -708,6 +708,33 @@ def exponents() -> str:
     return table(head, [[TASKS[task], display_name(name), *cells] for (task, name), cells in rows.items()])
 
 
+def codecs() -> str:
+    """Kilobytes of a client's update, and average / worst 30 % with each codec, as means over seeds."""
+    content = json.loads((ROOT / "benchmarks" / "results" / "codecs.json").read_text())
+    rows: dict[tuple[str, str], list[str]] = {}
+    for row in content["results"]:
+        cells = rows.setdefault((row["task"], row["codec"] or "none"), [])
+        cells[:] = cells or [f"{row['bytes_up_per_round'] / row['clients'] / 1e3:.2f}"]
+        cells.append(" / ".join(f"{row[key]['mean']:.1f}" for key in ("avg", "worst30")))
+    names = dict.fromkeys(display_name(row["algorithm"]) for row in content["results"])
+    told = {
+        row["task"]: f"{TASKS[row['task']]}, {row['rounds']} rounds, {row['seeds']} seeds"
+        for row in content["results"]
+    }
+    body = [[told[task], codec, *cells] for (task, codec), cells in rows.items()]
+    return table(["task", "codec", "an update, kB", *names], body)
+
+
+def doors() -> str:
+    """Megabytes of a message to a node and of its reply, with a model that is mostly frozen."""
+    content = json.loads((ROOT / "benchmarks" / "results" / "doors.json").read_text())
+    rows = [
+        [door, *(f"{each[way] / 1e6:.3f}" for way in ("to", "from"))]
+        for door, each in content["doors"].items()
+    ]
+    return table(["", "to a node, MB", "its reply, MB"], rows)
+
+
 def joined() -> str:
     """Of each task and model: average and worst 30 %, who gains from joining, and what new clients get."""
     rows = []
@@ -761,6 +788,8 @@ TABLES: dict[str, Callable[..., str]] = {
         rates_after,
         rates_of,
         exponents,
+        doors,
+        codecs,
         joined,
         attacks,
         liars,

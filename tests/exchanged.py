@@ -39,7 +39,7 @@ class Exchange:
         one = self.clients[0]
         sends = options.get("sends", "report")
         own: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy}
-        own["clients"] = len(self.clients)
+        own |= {"clients": len(self.clients), "codec": options.get("codec")}
         own |= {"division": one.division, "statistics": one.own.averages[0]}
         self.server = Aggregator(algorithms.build(spec), one.layout, one.start(), **own)
 

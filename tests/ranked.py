@@ -33,6 +33,7 @@ CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
         [0, 1],
         {"eval_every": 1, "patience": 1},
     ),
+    "coded": (["adafedadam", "ditto", "fedfv"], [0], {"codec": "int8", "participation": 0.5}),
     "liars and a defence": (
         ["fedavg", "adafedadam", "fedprox", "ditto"],
         [0, 1],
@@ -75,7 +76,9 @@ def outcome(case: str) -> dict[str, Any]:
     lines = sim.history + sim.final().lines
     found = {"first": first, "x": sim.x.cpu(), "states": states, "counts": counts, "history": lines}
     kept = {r: kept.cpu() for r, kept in sim.memories.values.items()}
-    return found | {"kept": kept, "own": {name: own.cpu() for name, own in sim.own.tensors().items()}}
+    left_out = {r: each.cpu() for r, each in sim.left_out_of_updates.items()}
+    own = {name: each.cpu() for name, each in sim.own.tensors().items()}
+    return found | {"kept": kept, "left out": left_out, "own": own}
 
 
 def outcomes() -> dict[str, Any]:

@@ -13,6 +13,7 @@ LAYERS = (
     ("errors", "runs.files", "runs.progress", "data.counter", "contract", "algorithms.simplex"),
     ("algorithms.ranges",),
     ("runs.spec", "runs.folder", "aggregation", "scores.reading"),
+    ("codecs",),
     ("scores",),
     ("runs.schema",),
     ("runs.seals", "metrics", "intervals", "algorithms", "layers", "data.samples", "testing"),
@@ -69,10 +70,11 @@ ROBUST = (("limits", "rules"), ("defence",), ("attacks",), ("rounds",))
 
 EXCHANGE = (
     ("message",),
-    ("bounds", "capping", "own_loop", "evaluation", "secure", "kept", "releases"),
+    ("bounds", "capping", "own_loop", "compression", "evaluation", "secure", "kept", "releases"),
     ("privacy", "holding"),
     ("accounting",),
     ("client", "server"),
+    ("monitoring",),
     ("results",),
 )
 

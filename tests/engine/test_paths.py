@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
-from fairwind.contract import TYPES
+from fairwind.contract import TYPES, GradientAlgorithm, MemoryAlgorithm
+from fairwind.engine import plan
 from fairwind.engine.backends.backend import HANDWRITTEN, Handwritten
 from fairwind.engine.backends.classifier import Classifier
+from fairwind.engine.backends.convolutions import Convolutions
 from fairwind.engine.plan import Decision, Gradients, Graphs, Place, Steps
 from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
@@ -39,10 +41,20 @@ WORK: dict[str, dict[str, Any]] = {
     "steps, weighted": {"solver": SOLVERS["steps"], "loss": WEIGHTED},
     "nesterov, few probed": {"solver": SOLVERS["nesterov"], "probe_samples": 6},
     "decay, dropout": {"solver": SOLVERS["decay"], "model": dropout_model},
+    "int8": {"solver": SOLVERS["uneven"], "participation": 0.7, "codec": "int8"},
+    "topk": {"solver": SOLVERS["sgd"], "codec": "topk:share=0.3"},
 }
-REPEATED = tuple(name for name in WORK if name != "drawn epochs of some")  # every round is alike
+REPEATED = tuple(
+    name for name in WORK if name not in ("drawn epochs of some", "int8")
+)  # every round is alike
 PLAIN = tuple(name for name, work in WORK.items() if work["solver"].plain)
 ROUNDS = 4  # of which the second is recorded, and later ones replayed
+
+
+def takes(work: str, name: str) -> bool:
+    """Whether an algorithm's clients may send their updates by the codec, if there is one."""
+    coded = "codec" in WORK[work]
+    return not (coded and isinstance(built(name), MemoryAlgorithm | GradientAlgorithm))
 
 
 # ---- the paths ----
@@ -64,6 +76,47 @@ class Path(NamedTuple):
 
 def linear_model() -> nn.Module:
     return nn.Linear(FEATURES, CLASSES).double()
+
+
+def convolutions() -> nn.Module:
+    first = nn.Unflatten(1, (1, 1, FEATURES)), nn.Conv2d(1, 4, (1, 2)), nn.ReLU(), nn.MaxPool2d((1, 2))
+    second = nn.Conv2d(4, 3, 1), nn.Tanh(), nn.Flatten(), nn.Linear(6, CLASSES)
+    return nn.Sequential(*first, *second).double()
+
+
+def small_convolutions() -> nn.Module:
+    first = nn.Unflatten(1, (1, 1, FEATURES)), nn.Conv2d(1, 4, 2, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(4, 3, (1, 2), bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(6, CLASSES)
+    return nn.Sequential(*first, *second).double()
+
+
+class Viewed(nn.Module):
+    """The same, with a `view` of what the convolutions give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = convolutions()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.all[:-2](x)  # type: ignore[index]
+        out: Tensor = self.all[-1](maps.view(len(x), -1))  # type: ignore[index]
+        return out
+
+
+def kept_in_memory(last: bool) -> Callable[[Simulation], bool]:
+    """Whether the loop's activations have their channels last."""
+
+    def shown(made: Simulation) -> bool:
+        executor: Any = made.executor
+        seen = []
+        for learner in executor.workers.states:
+            second = [layer for layer in learner.model.module.modules() if isinstance(layer, nn.Conv2d)][1]
+            hook = second.register_forward_hook(lambda layer, given, out: seen.append(out.stride(1) == 1))
+            learner.model.module(torch.zeros(2, FEATURES, dtype=torch.float64))
+            hook.remove()
+        return bool(seen) and all(one == last for one in seen)
+
+    return shown
 
 
 def in_chunks(made: Simulation) -> bool:
@@ -93,11 +146,21 @@ RECORDED: dict[str, Any] = {
 }
 CHUNKS, HOST, LOOP, ON = {"memory": 4e-5}, {"data_on": "host"}, {"engine": "loop"}, {"compile": "on"}
 TWO = {"workers": 2} if DEVICE == "cpu" else {}
+UNMODELLED = tuple(name for name, work in WORK.items() if "model" not in work)
 LONG_STEPS = {f"{TUNING}.MIN_THREADED_SECONDS": 0}
 COMPILED = "ahead-of-time" if DEVICE == "cpu" else "torch.compile"
 
 EAGER = {
-    "stacked": Path({}, {"executor": "stacked", "steps": "eager", "gradients": "dense", "data": "device"}),
+    "stacked": Path(
+        {},
+        {
+            "executor": "stacked",
+            "steps": "eager",
+            "gradients": "dense",
+            "data": "device",
+            "convolutions": "none",
+        },
+    ),
     "chunks": Path(CHUNKS, {"executor": "stacked"}, shown=in_chunks),
     "workers": Path(TWO | CHUNKS, {"executor": "stacked", "workers": 2}, shown=in_chunks),
     "factors": Path({}, {"executor": "stacked", "gradients": "factored"}, FACTORED, work=PLAIN),
@@ -126,16 +189,40 @@ EAGER = {
     "loop": Path(LOOP, {"executor": "loop"}, {f"{TUNING}.MAX_REPORTED_CLIENTS": 3}),
     "loop and host": Path(LOOP | HOST, {"executor": "loop", "data": "host"}),
     "loop and workers": Path(LOOP | TWO, {"executor": "loop", "workers": 2}, LONG_STEPS),
+    "convolutions as products": Path(
+        {"engine": "stacked"},
+        {"executor": "stacked", "convolutions": "products"},
+        model=convolutions,
+        work=UNMODELLED,
+    ),
+    "loop, channels last": Path(
+        LOOP | TWO,
+        {"executor": "loop", "convolutions": "channels last"},
+        LONG_STEPS,
+        kept_in_memory(last=True),
+        model=convolutions,
+        work=UNMODELLED,
+    ),
+    "loop, viewed": Path(
+        LOOP,
+        {"executor": "loop", "convolutions": "as called"},
+        shown=kept_in_memory(last=False),
+        model=Viewed,
+        work=UNMODELLED,
+    ),
     "hand-written": Path(
         ON | TWO,
         {"steps": "hand-written"},
         shown=computed_by(Classifier),
         code=Classifier,
         model=linear_model,
-        work=("epoch", "drawn epochs of some"),
+        work=("epoch", "drawn epochs of some", "topk"),
         never=("scaled", "mime"),
     ),
 }
+EAGER["hand-written convolutions"] = EAGER["hand-written"]._replace(
+    shown=computed_by(Convolutions), code=Convolutions, model=small_convolutions
+)
 AHEAD_OF_TIME = {
     # In chunks of one and of two rows, too, as compiled code likes least
     "compiled": Path(ON | TWO | {"memory": 1e-6}, {"steps": COMPILED, "gradients": "dense"}, shown=in_chunks),
@@ -143,7 +230,7 @@ AHEAD_OF_TIME = {
     "compiled and host": Path(ON | HOST | CHUNKS, {"steps": COMPILED, "data": "host"}),
 }
 PATHS = EAGER | AHEAD_OF_TIME
-CPU_ONLY = ("workers", "factors", "host and workers", "loop and workers", "hand-written")
+CPU_ONLY = ("workers", "channels last", "factors", "host and workers", "loop and workers", "hand-written")
 
 Numbers = dict[tuple[str, int], dict[str, Tensor]]  # by label and seed
 
@@ -155,7 +242,7 @@ def test_all_hand_written_code_is_a_path_here() -> None:
 def test_every_value_of_a_plan_is_a_path_here() -> None:
     elsewhere = {"auto", "torch.compile" if DEVICE == "cpu" else "ahead-of-time"}  # settings; other devices
     values = {value for path in PATHS.values() for value in (*path.plan.values(), path.graphs)}
-    for part in (Engine, Steps, Gradients, Graphs, Place):
+    for part in (Engine, Steps, Gradients, plan.Convolutions, Graphs, Place):
         assert set(get_args(part)) - elsewhere <= values
 
 
@@ -187,6 +274,8 @@ def numbers(made: Simulation) -> Numbers:
         mine |= {"loss0": made.loss0[r], "left out": made.left_out[r], "lowest": made.lowest[r]}
         if r in made.memories.values:
             mine["memory"] = made.memories.values[r]
+        if made.left_out_of_updates:
+            mine["left out of updates"] = made.left_out_of_updates[r]
     for i, view in enumerate(made.views):
         mine = found[made.runs[view.run].label, view.seed]
         mine |= {f"losses of {view.label}": made.loss[i], f"scores of {view.label}": made.score[i]}
@@ -196,7 +285,12 @@ def numbers(made: Simulation) -> Numbers:
 @cache
 def plain_loop(work: str, model: Callable[[], nn.Module]) -> Numbers:
     options = {"model": model} | WORK[work]
-    return numbers(simulation(FEDERATION, ALGORITHMS, SEEDS, engine="loop", workers=1, **options))
+    names = [name for name in ALGORITHMS if takes(work, name)]
+    made = simulation(FEDERATION, names, SEEDS, engine="loop", workers=1, **options)
+    if made.plan.convolutions.value != "none":
+        other = made.plan._replace(convolutions=Decision("as called", "the plain loop"))
+        made = simulation(FEDERATION, names, SEEDS, engine="loop", workers=1, plan=other, **options)
+    return numbers(made)
 
 
 FEDERATION = make_federation([1, 2, 3, 17, 45, 8, 1, 26])  # single samples, partial batches, full ones
@@ -216,8 +310,8 @@ def assert_gives_the_loops_numbers(
     options = {"model": path.model} | WORK[work] | path.settings
     made = simulation(FEDERATION, names, [*seeds], **options)
     if path.graphs != "none":
-        plan = made.plan._replace(graphs=Decision(path.graphs, "replayed on a CPU"))
-        made = simulation(FEDERATION, names, [*seeds], plan=plan, **options)
+        other = made.plan._replace(graphs=Decision(path.graphs, "replayed on a CPU"))
+        made = simulation(FEDERATION, names, [*seeds], plan=other, **options)
     for part, taken in path.plan.items():
         assert getattr(made.plan, part).value == taken, made.plan
     found = numbers(made)
@@ -266,7 +360,7 @@ def test_it_gives_the_numbers_of_the_plain_loop(
 def test_it_does_so_for_all_together_whatever_the_work(
     path: Path, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = tuple(name for name in ALGORITHMS if name not in path.never)
+    names = tuple(name for name in ALGORITHMS if name not in path.never and takes(work, name))
     assert_gives_the_loops_numbers(path, work, names, monkeypatch, seeds=[0])
 
 

@@ -10,6 +10,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,15 @@ from conftest import make_federation, make_model
 from exchanged import simulated, task_of
 from fairwind import Federation, InputError, Task, algorithms, load
 from fairwind.exchange import UNBOUNDED, Bounds, Privacy, StalledError
-from fairwind.flower import AlgorithmStrategy, WeightsStrategy, client_app, nodes, server, server_app
+from fairwind.flower import (
+    AlgorithmStrategy,
+    SecureStrategy,
+    WeightsStrategy,
+    client_app,
+    nodes,
+    server,
+    server_app,
+)
 from flower_grid import InProcessGrid
 
 SIZES = [12, 20, 45, 8, 26]
@@ -560,3 +569,69 @@ def test_the_compose_file_has_options_that_flower_has_and_files_that_are_made(tm
         assert set(given) <= set(said["secrets"])
         if name != "superlink":
             assert given == ["ca.crt", f"{name}.key"]
+
+
+# ---- evaluation ----
+
+
+def _without_bytes(history: list[Any]) -> list[Any]:
+    return [{name: value for name, value in line.items() if name != "bytes_down"} for line in history]
+
+
+@pytest.mark.parametrize("spec", ["adafedadam:warmup=2", "mime", "ditto", "afl"])
+def test_evaluated_in_training_the_history_is_the_same_with_half_the_messages(spec: str) -> None:
+    task = task_of(make_federation(SIZES, dtype=torch.float32), torch.float32)
+    grids = grid_of(task), grid_of(task)
+    apart, together = strategy_of(task, spec), strategy_of(task, spec, evaluate_in_training=True)
+    results = [
+        each.start(grid, num_rounds=3, timeout=5) for each, grid in zip((apart, together), grids, strict=True)
+    ]
+    histories = [
+        _without_bytes(each.evaluations.history) for each in (apart, together)
+    ]  # AFL sends two models
+    assert histories[0] == histories[1]
+    assert sorted(results[1].evaluate_metrics_clientapp) == [0, 1, 2, 3]
+    assert torch.equal(together.aggregator.x, apart.aggregator.x)
+    assert grids[0].sent - grids[1].sent == 3 * len(SIZES)
+
+
+def test_evaluated_in_training_and_stopped_after_a_round_no_round_is_missing(
+    task: Task, tmp_path: Path
+) -> None:
+    straight = strategy_of(task)
+    straight.start(grid_of(task), num_rounds=4, timeout=5)
+
+    class KilledError(Exception):
+        """What ends the server in the midst of a round."""
+
+    class Deadly(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            if self.sent >= 2 * len(SIZES):
+                raise KilledError
+            return super().pull_messages(message_ids)
+
+    for rounds, grid in ((4, Deadly), (3, InProcessGrid), (4, InProcessGrid)):
+        strategy = strategy_of(task, out=tmp_path / "run", evaluate_in_training=True)
+        with suppress(KilledError):
+            strategy.start(grid(client_app(task), len(SIZES)), num_rounds=rounds, timeout=5)
+    assert strategy.evaluations.history == straight.evaluations.history
+
+
+def test_an_evaluation_that_is_refused_does_not_cost_the_update(task: Task) -> None:
+    def lie(reply: Message) -> Message:
+        if "judged" in reply.content:
+            reply.content["judged"] = MetricRecord({"num-examples": 3, "loss": 1.0, "accuracy": 200.0})
+        return reply
+
+    strategy = strategy_of(task, evaluate_in_training=True)
+    strategy.start(grid_of(task, meddle={101: lie}), num_rounds=1, timeout=5)
+    assert strategy.aggregator.last is not None
+    assert strategy.aggregator.last.used == 5
+    first = strategy.evaluations.said[0]
+    assert sorted(first) == ["100", "102", "103", "104"]
+
+
+@pytest.mark.parametrize("kind", [WeightsStrategy, SecureStrategy])
+def test_other_doors_refuse_to_evaluate_in_training(task: Task, kind: Any) -> None:
+    with pytest.raises(InputError, match="leave out evaluate_in_training"):
+        kind("fedavg", task, evaluate_in_training=True)

@@ -22,6 +22,7 @@ from nvflare.job_config.script_runner import FrameworkType, ScriptRunner
 import fairwind
 from exchanged import simulated
 from fairwind import InputError, Solver, Task
+from fairwind.codecs import codec_of
 from fairwind.exchange import UNBOUNDED, Bounds, Privacy, RefusedError
 from fairwind.nvflare import AlgorithmAggregator, AlgorithmController, AlgorithmExecutor, allow, make_job
 from fairwind.nvflare.models import judged_of
@@ -83,6 +84,18 @@ def test_the_aggregators_model_is_the_simulators(task: Task, spec: str, sends: s
     torch.testing.assert_close(handed.aggregator.server.x, simulation.x[0], rtol=1e-4, atol=1e-5)
     for name, value in simulation.state_dict(0).items():
         torch.testing.assert_close(torch.tensor(model.params[name]), value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk:share=0.3"])
+def test_in_a_codec_it_is_too(task: Task, codec: str) -> None:
+    handed = Handed(task, "fedavg", seed=3, codec=codec)
+    simulation = simulated(task, "fedavg", seed=3, codec=codec, engine="loop")
+    for _ in range(3):
+        handed.round()
+        simulation.step()
+    torch.testing.assert_close(handed.aggregator.server.x, simulation.x[0], rtol=1e-4, atol=1e-5)
+    coded = codec_of(codec).bytes(handed.aggregator.layout.parameters)
+    assert handed.aggregator.server.bytes.up == 3 * len(SITES) * coded
 
 
 def test_clients_that_forget_change_nothing(task: Task) -> None:

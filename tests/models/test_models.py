@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import DEVICE
 from fairwind import Federation, InputError, Task, algorithms, compare, models, setups, simulate
@@ -228,3 +229,18 @@ def test_operations_of_recurrent_layers_are_counted(kind: type[nn.Module], gates
     """PyTorch's own counter passes over them; on a CPU their number decides whether a model is stacked."""
     layer, x = kind(30, 20, batch_first=True), torch.randn(2, 7, 30)
     assert forward_operations(layer, x) == 2 * 2 * 7 * gates * 20 * (30 + 20)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 3)), (4, 30)),
+        (nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)), (2, 3, 9, 9)),
+        (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (2, 5, 16)),
+    ],
+)
+def test_operations_are_counted_as_pytorch_counts_them(module: nn.Module, shape: tuple[int, ...]) -> None:
+    x, counter = torch.randn(shape), FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        module.requires_grad_(False)(x)
+    assert forward_operations(module, x) == counter.get_total_flops() > 0

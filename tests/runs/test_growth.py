@@ -101,6 +101,13 @@ def test_more_runs_give_the_bits_of_one_call_in_the_loop(
     assert found(tmp_path / "run") == whole(**LOOP)
 
 
+def test_what_a_codec_left_out_is_grown_and_resumed_too(whole: Whole, tmp_path: Path) -> None:
+    coded: dict[str, Any] = {"codec": "int8", "names": ("fedavg", "ditto", "afl"), **LOOP}
+    compare(tmp_path / "run", **coded | {"names": ("ditto",), "seeds": [1], "rounds": 4})
+    compare(tmp_path / "run", **coded)
+    assert found(tmp_path / "run") == whole(**coded)
+
+
 def test_more_stacked_runs_are_those_of_one_call_up_to_rounding(tmp_path: Path) -> None:
     """The order of additions in a product of matrices depends on what is stacked."""
     together, first = compare(None), compare(tmp_path / "run", names=ALGORITHMS[1::2], seeds=[1])

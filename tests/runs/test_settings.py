@@ -28,7 +28,7 @@ def other(name: str) -> fw.Settings:
     if get_origin(kind) is Literal:
         value: Any = get_args(kind)[1]
     else:
-        own = {"solver": fw.Solver(lr=0.5), "device": "cuda:1", "participation": 0.5}
+        own = {"solver": fw.Solver(lr=0.5), "device": "cuda:1", "participation": 0.5, "codec": "int8"}
         value = (own | {"attack": "signflip", "defence": "median"}).get(name, 7)
     return replace(PLAIN, **{name: value})
 
@@ -76,6 +76,8 @@ NOTICED: dict[str, Any] = {
     "participation": 0.5,
     "clients_per_round": 1,
     "probe_samples": 1,
+    "codec": "int8",
+    "selection": "size",
     "finetune": 1.0,
     "target": -1.0,
     "patience": 1,
@@ -88,6 +90,7 @@ NOTICED: dict[str, Any] = {
 def test_a_setting_that_decides_the_numbers_changes_them(ragged: fw.Federation, name: str) -> None:
     task = fw.Task(make_model, ragged, rounds=2)
     options: dict[str, Any] = {"progress": False, "eval_every": 1}
+    options |= {"participation": 0.5} if name == "selection" else {}  # else all take part
     plain = fw.compare(task, "adafedadam", **options)
     changed = fw.compare(task, "adafedadam", **options, **{name: NOTICED[name]})
     one, other = plain.runs[0], changed.runs[0]

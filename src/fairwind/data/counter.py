@@ -18,7 +18,7 @@ Number = TypeVar("Number", int, Tensor)
 MASK = 0xFFFFFFFF
 
 # The purpose of a draw: the first key of every hash.
-SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, VALIDATION, HELD_OUT, LIARS, NOISE = range(1, 10)
+SPLIT, ORDER, PARTICIPATE, EPOCHS, DROPOUT, VALIDATION, HELD_OUT, LIARS, NOISE, EVALUATE = range(1, 11)
 
 
 def scramble(h: Number) -> Number:
@@ -42,6 +42,18 @@ def fold(*keys: int) -> int:
     for key in keys:
         h = mix(h, key)
     return h
+
+
+def draw(hashes: Tensor, count: int, weights: Tensor | None = None) -> Tensor:
+    """So many places of those with the given hashes (n,), in order, drawn without replacement.
+
+    By weights (n,), each draw takes one of the rest with a probability that is proportional to its weight
+    (Efraimidis and Spirakis: Weighted random sampling with a reservoir. 2006).
+    """
+    keys = hashes
+    if weights is not None:
+        keys = (-torch.log((hashes.double() + 1) / 2**32) / weights).nan_to_num(torch.inf)
+    return torch.argsort(keys, stable=True)[:count].sort().values
 
 
 def segments(size: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fairwind.codecs import codec_of
 from fairwind.contract import Contribution, MemoryAlgorithm, PersonalAlgorithm, Stateless
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast
@@ -23,7 +25,7 @@ from fairwind.engine.layout import ALL_SHARED, Sharing
 from fairwind.engine.local import locals_of
 from fairwind.engine.loop.executor import Loop
 from fairwind.engine.machine import Machine, compute_type, find_machine
-from fairwind.engine.memory import Memories, OwnParts, first_vectors
+from fairwind.engine.memory import Compression, Memories, OwnParts, first_vectors
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import (
     Case,
@@ -60,6 +62,7 @@ class BuiltEngine(NamedTuple):
     memories: Memories
     own: OwnParts
     executor: Executor
+    compression: Compression | None  # of the updates that clients send
 
     @property
     def scorer(self) -> Scorer:
@@ -112,6 +115,7 @@ def build_engine(
         settings.clients_per_round,
         settings.probe_samples,
         first_client,
+        settings.selection,
     )
     with _threads(placed, 1):
         size = planner.solver.batch_size
@@ -125,6 +129,8 @@ def build_engine(
             plan, stacked = _planned(first, plain, planner, runs, settings, machine, placed)
         else:
             stacked = _stacked(first, plain, federation, plan) if plan.executor.value == "stacked" else None
+    if plan.convolutions.value == "channels last":
+        plain.put_channels_last()
     start = {seed: plain.whole.flatten(model).to(plan.device.value) for seed, model in models.items()}
     whole = torch.stack([start[run.seed] for run in runs])
     x, own_start = whole[:, : plain.layout.parameters].contiguous(), whole[:, plain.layout.parameters :]
@@ -132,17 +138,22 @@ def build_engine(
         keep_memory()
     check_room(runs, planner.participants * x[0].nbytes, machine)
     on_host = plan.client_vectors.value == "host"
-    memories = Memories(first_vectors(runs, x, own_start), len(federation), x.device, on_host=on_host)
+    keep = partial(Memories, clients=len(federation), device=x.device, on_host=on_host)
+    memories, compression = keep(first_vectors(runs, x, own_start)), None
     own = OwnParts(plain.division, own_start, federation.train, on_host=on_host)
+    if settings.codec is not None:
+        nothing = {r: torch.zeros_like(first) for r, first in enumerate(x)}
+        compression = Compression(codec_of(settings.codec), keep(nothing))
     plain.evaluated_numbers = plan.sizes.evaluated_numbers
     executor: Executor
     if stacked is not None:
         stacked.evaluated_numbers = plan.sizes.evaluated_numbers
-        executor = Stacked(stacked, federation, planner, runs, memories, own, plan, ranks)
+        executor = Stacked(stacked, federation, planner, runs, memories, own, plan, ranks, compression)
     else:
-        executor = Loop(plain, federation, planner, runs, memories, own, plan)
+        executor = Loop(plain, federation, planner, runs, memories, own, plan, compression)
     settings = resolved_settings(settings, machine, plan)
-    return BuiltEngine(settings, plan, federation, planner, plain, stacked, x, memories, own, executor)
+    made = settings, plan, federation, planner, plain, stacked, x, memories, own, executor
+    return BuiltEngine(*made, compression)
 
 
 def pooled_engine(
@@ -158,7 +169,7 @@ def pooled_engine(
         solver = replace(solver, steps=(solver.steps[0] * len(federation), solver.steps[1] * len(federation)))
     elif solver.steps is not None:
         solver = replace(solver, steps=solver.steps * len(federation))
-    settings = replace(settings, solver=solver, participation=1.0, clients_per_round=None)
+    settings = replace(settings, solver=solver, participation=1.0, clients_per_round=None, codec=None)
     return build_engine(models, federation.pooled(), runs, settings, **task)
 
 
@@ -189,7 +200,8 @@ def fine_tuned_engine(
     """
     work: dict[str, Any] = {"epochs": settings.finetune, "steps": None, "personal_first": None}
     solver = replace(settings.solver, **work, lr_decay=1.0, lr_schedule=None)
-    alone = replace(settings, solver=solver, participation=1.0, clients_per_round=None, compile="off")
+    alone = replace(settings, solver=solver, participation=1.0, clients_per_round=None, codec=None)
+    alone = replace(alone, compile="off")
     runs = [run._replace(algorithm=CLIENTS_ALONE) for run in runs]
     engine = build_engine(models, federation, runs, alone, **task)
     for r, kept in engine.memories.values.items():
@@ -215,7 +227,7 @@ def _planned(
     placed: Placement,
 ) -> tuple[ExecutionPlan, StackedModel | None]:
     """The plan, and the stacked model if it has one."""
-    case = Case(settings, machine, _counts(plain, planner, runs))
+    case = Case(settings, machine, _counts(plain, planner, runs, coded=settings.codec is not None))
     stacked: StackedModel | None = None
     stacking: StackedCounts | str = why_not_stacked(case)
     if not stacking:
@@ -249,10 +261,11 @@ def _stacked(
     return stacked
 
 
-def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run]) -> Counts:
+def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run], *, coded: bool) -> Counts:
     solver, size, kinds = planner.solver, planner.federation.train, [type(run.algorithm) for run in runs]
     steps = solver.local_steps(solver.work[1], -(-size // solver.batch_size))
     keeping = sum(issubclass(kind, MemoryAlgorithm | PersonalAlgorithm) for kind in kinds)
+    keeping += len(runs) if coded else 0
     return Counts(
         rows=planner.participants * len(runs),
         repeats=planner.repeats,
@@ -272,6 +285,7 @@ def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run]) -> Counts:
         recurrent=plain.counts.recurrent,
         flops=plain.flops,
         replaces_functions=plain.randomness == "functional",
+        channels_last=plain.channels_last,
         draws_by_generator=plain.uses_generators,
     )
 
@@ -282,12 +296,15 @@ def _stacked_counts(
     ways = locals_of(runs, torch.empty(0, dtype=stacked.dtype))
     vectors = max(each.rules.vectors for each in ways.values())
     recurrent = [layer for layer in stacked.training.modules() if isinstance(layer, nn.RNNBase)]
+    own_parts = len(stacked.whole.names) > len(
+        stacked.shared.names
+    )  # of which hand-written steps do not know
     return StackedCounts(
         per_sample=stacked.per_sample,
         row_numbers=row_numbers(stacked, planner.solver, planner.solver.batch_size, vectors),
         operations=stacked.operations,
         factored_layers=len(stacked.factorable),
-        handwritten="none" if machine.on_gpu else handwritten(stacked, planner, runs, ways),
+        handwritten="none" if machine.on_gpu or own_parts else handwritten(stacked, planner, runs, ways),
         recurrent_layers=len(recurrent),
         by_token=sum(not lstm.fits(layer) for layer in recurrent),
     )

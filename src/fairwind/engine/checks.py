@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairwind.aggregation import refuses
+from fairwind.codecs import check_coded
 from fairwind.contract import PooledAlgorithm
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run, seeing
@@ -24,6 +25,8 @@ def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = 
     for run in runs:
         whole(0, seed=run.seed)
         in_range(0, 2**32, seed=run.seed)
+        if settings.codec is not None:
+            check_coded(run.algorithm)
         if isinstance(run.algorithm, PooledAlgorithm) and not in_one_place:
             raise InputError(
                 f"{run.label} trains on the samples of all clients in one place, which a real federation "

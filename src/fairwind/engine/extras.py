@@ -13,14 +13,14 @@ from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.layout import Layout, Parts
 from fairwind.engine.local import Locals, Modifications, trains_alone
-from fairwind.engine.memory import Memories, OwnParts, changed
+from fairwind.engine.memory import Compression, Memories, OwnParts, changed
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import Ranks
 from fairwind.engine.round_updates import RoundUpdates
 from fairwind.engine.stacked.chunks import Chunk
 from fairwind.engine.stacked.model import StackedModel
 from fairwind.engine.stacked.steps import Rows
-from fairwind.engine.stacked.sums import ChunkSums
+from fairwind.engine.stacked.sums import ChunkSums, norms
 from fairwind.engine.workers import Workers
 
 
@@ -42,6 +42,7 @@ class Trained(NamedTuple):
     held: dict[int, tuple[Report, Tensor, list[Tensor]]]  # by run: reports, clients and updates
     remembered: list[tuple[int, Tensor, Tensor]]  # runs, clients, and their memories' changes or new models
     own: list[OwnPart]
+    left_out: Sequence[tuple[int, Tensor, Tensor, Tensor]] = ()  # likewise: who counts, and what a codec cut
 
 
 def _pairs(layout: Layout, parts: Parts, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -76,7 +77,9 @@ class AlgorithmExtras:
         runs: Sequence[Run],
         federation: Federation,
         plan: ExecutionPlan,
+        compression: Compression | None = None,
     ):
+        self.compression = compression
         self.model, self.layout, self.memories, self.own, self.runs = model, model.shared, memories, own, runs
         self.sizes = federation.train.to(federation.device).double()
         self.seeing = seeing(runs)
@@ -146,6 +149,9 @@ class AlgorithmExtras:
 
     def remember(self, local: Locals, trained: Trained) -> None:
         """Stores new memories, once it is certain that their chunk will not be trained again."""
+        for coded in trained.left_out:
+            assert self.compression is not None
+            self.compression.keep(*coded)
         for each in trained.remembered:
             if local.way == "personal":
                 self.memories.put(*each)
@@ -166,6 +172,8 @@ class AlgorithmExtras:
     ) -> None:
         """Gives all ranks what a run's clients (n,) sent and kept in a round; `mine` (n,) trained here."""
         device = models[0].device
+        if self.compression is not None:
+            self.compression.errors.share(r, clients.to(device), mine.to(device), ranks)
         if r in held:
             held[r].share(ranks, clients.to(device), [model[r : r + 1] for model in models])
         if self.own.width:
@@ -175,6 +183,25 @@ class AlgorithmExtras:
             if isinstance(self.runs[r].algorithm, MemoryAlgorithm):
                 nothing = torch.zeros(self.layout.parameters, dtype=torch.float64, device=device)
                 (more[r],) = ranks.sum(more.get(r, nothing))
+
+    def sent(
+        self, chunk: Chunk, report: Report, delta: list[Tensor]
+    ) -> tuple[Report, list[tuple[int, Tensor, Tensor, Tensor]]]:
+        """Turns the rows' updates into what arrives of them, in place.
+
+        Returns the reports with the norms of these, and by run its clients, their rows, and what is left out.
+        """
+        if self.compression is None:
+            return report, []
+        left_out = []
+        for r, here in chunk.rows_of.items():
+            client = chunk.clients(here)
+            flat = self.layout.from_matrices([matrix[here] for matrix in delta])
+            arrived, missing = self.compression.sent(r, client, flat)
+            for place, matrix in zip(delta, self.layout.as_matrices(self.layout.parts(arrived)), strict=True):
+                place.index_copy_(0, here, matrix)
+            left_out.append((r, client, here, missing))
+        return report._replace(update_norm=norms(delta)), left_out
 
     def after(
         self,

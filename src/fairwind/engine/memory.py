@@ -1,10 +1,12 @@
-"""What clients keep between rounds: a vector, a personal model, or a part of the model."""
+"""What clients keep between rounds: vectors, models, parts of these, and what a codec left out of updates."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairwind.codecs import Codec
 from fairwind.contract import Change, MemoryAlgorithm, PersonalAlgorithm
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run
@@ -166,6 +168,24 @@ def mean_statistics(total: Tensor, weight: Tensor, counters: Tensor) -> Tensor:
     """The mean of statistics, given sums over clients and of their weights; numbers of batches are whole."""
     mean = total / weight.clamp(min=1)
     return torch.where(counters, mean.round(), mean)
+
+
+class Compression(NamedTuple):
+    """How the updates of all runs are sent, and what was left out of those so far."""
+
+    codec: Codec
+    errors: Memories
+
+    def sent(self, r: int, clients: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+        """What arrives of updates (n, P), and what is left out of them."""
+        whole = updates + self.errors.take(r, clients)
+        arrived = self.codec.rounded(whole)
+        return arrived, whole.sub_(arrived)
+
+    def keep(self, r: int, clients: Tensor, usable: Tensor, left_out: Tensor) -> None:
+        """Stores what is left out, of the clients (n,) that count."""
+        before = self.errors.take(r, clients)
+        self.errors.put(r, clients, torch.where(usable[:, None], left_out, before))
 
 
 def changed(

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from fairwind.data.samples import cast, mapped, tensors
 from fairwind.errors import InputError, first_line
 from fairwind.layers.batch_norm import is_batch_norm, trains
+from fairwind.layers.tracing import FlopCounter
 
 
 class _DetachedCopies(TorchFunctionMode):
@@ -116,7 +116,7 @@ RECURRENT = {torch.ops.aten.mkldnn_rnn_layer: _recurrent_operations}  # PyTorch 
 
 def forward_operations(module: nn.Module, inputs: Any) -> int:
     """Floating-point operations of a forward pass, in products and convolutions."""
-    counter = FlopCounterMode(display=False, custom_mapping=RECURRENT)
+    counter = FlopCounter(RECURRENT)
     devices = range(torch.cuda.device_count())
     # Frozen, else the counter looks for gradients that a module may not have.
     frozen = duplicate(module).requires_grad_(False)
@@ -125,7 +125,7 @@ def forward_operations(module: nn.Module, inputs: Any) -> int:
             layer.flatten_parameters()  # else cuDNN warns of a copy's weights
     with torch.random.fork_rng(devices), torch.no_grad(), counter:
         call(frozen, inputs)
-    return int(counter.get_total_flops())
+    return counter.flops
 
 
 def activations(module: nn.Module, inputs: Any, dtype: torch.dtype, compute: torch.dtype) -> int:

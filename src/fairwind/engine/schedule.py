@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.data.counter import DROPOUT, EPOCHS, ORDER, PARTICIPATE, fold, mix, segments, shuffle
+from fairwind.data.counter import DROPOUT, EPOCHS, ORDER, PARTICIPATE, draw, fold, mix, segments, shuffle
 from fairwind.data.federation import Federation
+from fairwind.engine.settings import ClientSelection
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError
 
@@ -81,6 +82,7 @@ class Planner:
     """Training samples on which F_k and ∇F_k are measured, drawn anew each round; None is all of them."""
     first: int = 0
     """The index of the federation's first client among all clients, if it holds only some of them."""
+    selection: ClientSelection = "uniform"
 
     def __post_init__(self) -> None:
         _ = self.participants  # refuses impossible numbers
@@ -176,8 +178,8 @@ class Planner:
         clients = torch.arange(len(self.federation))
         if self.participants == len(clients):
             return clients
-        drawn = torch.argsort(mix(fold(PARTICIPATE, seed, round), clients), stable=True)
-        return drawn[: self.participants].sort().values
+        weights = self.federation.train.double() if self.selection == "size" else None
+        return draw(mix(fold(PARTICIPATE, seed, round), clients), self.participants, weights)
 
 
 def _hashes(

@@ -8,6 +8,7 @@ from typing import Literal, TypedDict, get_args
 import torch
 from torch import nn
 
+from fairwind.codecs import codec_of
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, in_range, positive, store_python_numbers, whole
 from fairwind.robust.attacks import build_attack
@@ -18,6 +19,7 @@ Model = nn.Module | Callable[[], nn.Module]
 Engine = Literal["auto", "stacked", "loop"]
 Switch = Literal["auto", "on", "off"]
 DataOn = Literal["auto", "device", "host"]
+ClientSelection = Literal["uniform", "size"]
 Precision = Literal["auto", "float32", "tf32", "bf16"]
 
 LARGEST = 2.0**20  # GiB
@@ -43,8 +45,13 @@ class Settings:
     """Share of the clients that train in a round."""
     clients_per_round: int | None = None
     """Number of clients that train in a round, instead of a share."""
+    selection: ClientSelection = "uniform"
+    """How these are drawn: uniform, all alike; or size, by their numbers of training samples."""
     probe_samples: int | None = None
     """Samples on which clients measure loss and gradient before training (all if not given)."""
+    codec: str | None = None
+    """How clients send updates in fewer bytes: bf16, int8, or topk:share=0.01; what is left out is added to a
+    client's next update."""
     eval_every: int = field(default=10, metadata=HISTORY)
     """Rounds between evaluations of all clients, on their validation samples, or test samples if there are
     none."""
@@ -89,32 +96,30 @@ class Settings:
                 f"solver={self.solver!r} is not a solver: give fairwind.Solver(lr=…, momentum=…)"
             )
         whole(1, rounds=self.rounds, eval_every=self.eval_every)
-        if self.clients_per_round is not None:
-            whole(1, clients_per_round=self.clients_per_round)
-            if self.participation != 1.0:
-                raise InputError("participation and clients_per_round are both given: give one of them")
+        for name in ("clients_per_round", "probe_samples", "patience", "workers"):
+            if getattr(self, name) is not None:
+                whole(1, **{name: getattr(self, name)})
+        if self.clients_per_round is not None and self.participation != 1.0:
+            raise InputError("participation and clients_per_round are both given: give one of them")
         if not isinstance(self.participation, int | float) or not 0 < self.participation <= 1:
             raise InputError(
                 f"participation={self.participation} is not a share of the clients, from 0 to 1; "
                 "for a number of clients give clients_per_round"
             )
-        if self.probe_samples is not None:
-            whole(1, probe_samples=self.probe_samples)
+        if self.codec is not None:
+            object.__setattr__(self, "codec", codec_of(self.codec).name)
         if self.memory is not None:
             positive(memory=self.memory)
             in_range(0, LARGEST, memory=self.memory)
         in_range(0, 2**31, finetune=self.finetune)
         if self.target is not None:
             in_range(-math.inf, math.inf, target=self.target)
-        if self.patience is not None:
-            whole(1, patience=self.patience)
-        if self.workers is not None:
-            whole(1, workers=self.workers)
         if self.attack is not None:
             build_attack(self.attack)
         if self.defence is not None:
             build_defence(self.defence)
         for name, value, known in (
+            ("selection", self.selection, get_args(ClientSelection)),
             ("engine", self.engine, get_args(Engine)),
             ("compile", self.compile, get_args(Switch)),
             ("precision", self.precision, get_args(Precision)),
@@ -138,7 +143,9 @@ class Options(TypedDict, total=False):
     solver: Solver | None
     participation: float
     clients_per_round: int | None
+    selection: ClientSelection
     probe_samples: int | None
+    codec: str | None
     eval_every: int
     finetune: float
     target: float | None

@@ -48,7 +48,7 @@ from fairwind.runs.schema import HistoryLine, Part, Stopped
 
 PER_RUN = "x", "loss0", "left_out", "stalled", "lowest"  # a row for each run
 OWN_PER_RUN = "trained", "averages"  # the same of clients' own parts, if there are any
-OF_SOME = "memory", "own", "state", "mean"  # of the runs that have them, by kind
+OF_SOME = "memory", "error", "own", "state", "mean"  # of the runs that have them, by kind
 
 
 class Final(NamedTuple):
@@ -111,10 +111,11 @@ class Simulation:
         if pooled:
             self.engines.append(pooled_engine(models, federation, pooled, resolved, plan=plan, **task))
         self.engine = self.engines[0]
-        engine = self.engine
+        engine, compression = self.engine, self.engine.compression
         self.plan, self.planner, self.executor = engine.plan, engine.planner, engine.executor
         self.plain, self.stacked = engine.plain, engine.stacked
         self.memories, self.own = engine.memories, engine.own
+        self.left_out_of_updates = {} if compression is None else compression.errors.values
         own = {name: getattr(settings, name) for name in ("solver", "participation", "clients_per_round")}
         self.settings = replace(self.engine.settings, **own)
         self.federation = self.engine.federation if federated else self.engine.place(federation)
@@ -493,6 +494,7 @@ class Simulation:
         tensors = {name: getattr(self, name) for name in PER_RUN}
         tensors |= {f"memory.{r}": kept for r, kept in self.memories.values.items()}
         tensors |= self.own.tensors()
+        tensors |= {f"error.{r}": left_out for r, left_out in self.left_out_of_updates.items()}
         tensors |= {f"mean.{r}": mean for r, mean in self.means.items()}
         for r, state in enumerate(self.states):
             tensors |= {f"state.{r}.{name}": value for name, value in state._asdict().items()}

@@ -27,6 +27,7 @@ other bounds take the place of these: see there. With a `defence`, a robust sum 
 
 from fairwind.exchange.bounds import UNBOUNDED, Bounds
 from fairwind.exchange.client import LocalClient
+from fairwind.exchange.compression import compress
 from fairwind.exchange.evaluation import Evaluations, Judged
 from fairwind.exchange.kept import Kept
 from fairwind.exchange.message import Form, RefusedError, Reply, Request, Tag, arrays_of, sums_form
@@ -53,6 +54,7 @@ __all__ = [
     "StalledError",
     "Tag",
     "arrays_of",
+    "compress",
     "report_update",
     "sums_form",
 ]

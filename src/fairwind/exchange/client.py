@@ -24,10 +24,11 @@ from fairwind.engine.builder import build_engine
 from fairwind.engine.checks import build, check_runs
 from fairwind.engine.evaluation import client_scores, split, training_losses
 from fairwind.engine.executor import Run
-from fairwind.engine.machine import matmul_precision
+from fairwind.engine.machine import find_machine, matmul_precision
 from fairwind.engine.memory import changed
 from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, python_numbers, whole
+from fairwind.exchange.compression import compress
 from fairwind.exchange.evaluation import Judged
 from fairwind.exchange.kept import Kept
 from fairwind.exchange.message import (
@@ -48,6 +49,7 @@ from fairwind.exchange.message import (
     arrays_of,
     check_one_sum,
     check_statistics,
+    codec_for,
     corrects,
     from_report,
     keeps,
@@ -79,15 +81,18 @@ class LocalClient:
         seed: int = 0,
         settings: Settings | None = None,
         sends: Sends = "report",
+        codec: str | None = None,
     ):
         """Of the task's clients the one given, or the only one.
 
-        Batches are drawn by the `number` of the client among all, which is `client` unless given.
+        Batches are drawn by the `number` of the client among all, which is `client` unless given. Updates are
+        sent by a `codec`, if the server asks for one.
         """
         client, number, seed = python_numbers((client, number, seed))
         if sends == "sums":
             check_one_sum(algorithm, "replies of sums have no more")
         self.algorithm, self.sends, self.seed = algorithm, sends, seed
+        self.codec = None if codec is None else codec_for(codec, algorithm, sends)
         if client is None and len(task.federation) > 1:
             raise InputError(f"the task has {len(task.federation)} clients: say which of them this is")
         if client is not None and not 0 <= client < len(task.federation):
@@ -95,8 +100,13 @@ class LocalClient:
         self.number = number if number is not None else client or 0
         whole(0, number=self.number)
         settings = settings or Settings(solver=task.solver, workers=1)
+        if settings.codec is not None:
+            raise InputError("a real federation's codec is the server's choice: leave it out of settings")
         if settings.compile != "off":  # it pays in a simulation, which trains many clients at once
             settings = replace(settings, compile="off")
+        on_gpu = find_machine(settings).on_gpu
+        if settings.engine == "auto" and settings.precision != "bf16" and not on_gpu:
+            settings = replace(settings, engine="loop")  # trying to stack takes a second of a core
         settings = replace(settings, participation=1.0, clients_per_round=None)
         runs = [Run(algorithm.name, algorithm, seed)]
         check_runs(runs, settings)
@@ -116,7 +126,7 @@ class LocalClient:
         self.layout, self.scores = self.plain.layout, self.plain.judges
         self.own, self.division = self.engine.own, self.plain.division
         self.keeps = keeps(algorithm) or bool(self.division.kept)
-        check_statistics(self.division, sends)
+        check_statistics(self.division, sends, codec)
         self.form = report_form(self.layout, algorithm.probe, keeps=self.keeps)
         if isinstance(algorithm, Algorithm | LocalAlgorithm):
             self.sums_form = sums_form(self.layout, algorithm)
@@ -142,10 +152,18 @@ class LocalClient:
             first=vectors.get(FIRST_MODEL),
             kept=self._recalled(request, kept),
         )
-        reply = trained.reply._replace(tag=request.tag)
-        if self.keeps and request.kept is not None and request.kept not in kept.vectors:
-            reply = reply._replace(numbers={**reply.numbers, LOST: float(request.kept)})
-        return reply, kept.after(request, trained.first_loss, trained.kept)
+        reply, left_out, number = trained.reply._replace(tag=request.tag), None, request.kept
+        if number is not None and self._has_lost(number, kept):
+            reply = reply._replace(numbers={**reply.numbers, LOST: float(number)})
+        if self.codec is not None:
+            before = None if number is None else kept.left_out.get(number)
+            reply, left_out = compress(reply, self.codec, before)
+        return reply, kept.after(request, trained.first_loss, trained.kept, left_out)
+
+    def _has_lost(self, number: int, kept: Kept) -> bool:
+        """Whether what was kept of a round is lost."""
+        lost = self.keeps and number not in kept.vectors
+        return lost or (self.codec is not None and number not in kept.left_out)
 
     def judge(self, request: Request, kept: Kept) -> Judged:
         """Evaluates the model that a server sends, and the client's own or the averaged one if there is."""

@@ -1,7 +1,7 @@
 """What a server asks and a client replies, as plain arrays and numbers; and the checks on arrival."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairwind.algorithms import NEEDS
+from fairwind.codecs import Codec, check_coded, codec_of, decoded
 from fairwind.contract import (
     Algorithm,
     AnyAlgorithm,
@@ -42,6 +43,7 @@ MEASURED: dict[Probe, tuple[str, ...]] = {
 FIRST = ("first_loss", "first_losses")  # Σ F_k(x_0), and of how many clients, for those that join late
 OWN = "own/"  # begins the names of what a client keeps of the model, beside its memory
 LOST = "lost"  # the round whose memory or personal model a client has no longer
+_NUMPY = {torch.int8: np.dtype(np.int8), torch.int16: np.dtype(np.int16), torch.int32: np.dtype(np.int32)}
 POSITIVE = ("size", "steps", "lr")
 NAMED = 4  # of names that are wrong, at most
 
@@ -95,6 +97,28 @@ class Reply(NamedTuple):
     second: Arrays | None = None  # a further vector, for the types of algorithm that ask for one
     tag: Tag | None = None  # none from a training loop of one's own: then its age is not checked
 
+    @property
+    def bytes(self) -> int:
+        """Of its vectors; a reply made to break its reader may have something else."""
+        vectors = [each for each in (self.arrays, self.second) if isinstance(each, dict)]
+        arrays = (array for each in vectors for array in each.values())
+        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+
+
+class Bytes(NamedTuple):
+    """Bytes of the vectors in all messages of a training."""
+
+    up: int = 0  # from clients
+    down: int = 0  # to clients, to train
+    evaluation: int = 0  # to clients, to evaluate
+
+    def plus(self, up: int = 0, down: int = 0, evaluation: int = 0) -> "Bytes":
+        return Bytes(self.up + up, self.down + down, self.evaluation + evaluation)
+
+    def named(self) -> dict[str, int]:
+        """As in results."""
+        return {f"bytes_{name}": count for name, count in self._asdict().items()}
+
 
 class Form(NamedTuple):
     """The format of replies."""
@@ -104,27 +128,48 @@ class Form(NamedTuple):
     dtype: np.dtype[Any]  # float64 where the model's parameters are, else float32
     numbers: tuple[str, ...]
     optional: tuple[str, ...] = ()
+    codec: Codec | None = None  # of updates
 
-    def vector(self, arrays: Mapping[str, Any]) -> tuple[Tensor, float]:
-        """Arrays as one new vector (P,), checked; and its norm."""
-        if set(arrays) != set(self.names):
-            raise RefusedError(f"its arrays are not the model's: {_difference(arrays, self.names)}")
-        for name, shape in zip(self.names, self.shapes, strict=True):
+    def update(self, arrays: Mapping[str, Any]) -> tuple[Tensor, float]:
+        """The update in a reply, as `vector` reads it, or in the numbers of the codec."""
+        if self.codec is None:
+            return self.vector(arrays)
+        count = sum(math.prod(shape) for shape in self.shapes)
+        zeros = torch.from_numpy(np.zeros(count, self.dtype))
+        parts = {
+            name: (_NUMPY[kind] if kind else self.dtype, (length,))
+            for name, (kind, length) in self.codec.form(count).items()
+        }
+        self._check(arrays, parts, "the codec's")
+        try:
+            vector = decoded(self.codec, {name: torch.from_numpy(arrays[name]) for name in parts}, zeros)
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+        finite = bool(torch.isfinite(vector).all())
+        return vector, _norm(vector, [] if finite else ["an update"])
+
+    def _check(
+        self, arrays: Mapping[str, Any], wanted: Mapping[str, tuple[Any, tuple[int, ...]]], whose: str
+    ) -> None:
+        """Refuses arrays of other names, types or shapes."""
+        if set(arrays) != set(wanted):
+            raise RefusedError(f"its arrays are not {whose}: {_difference(arrays, tuple(wanted))}")
+        for name, (dtype, shape) in wanted.items():
             array = arrays[name]
             if not isinstance(array, np.ndarray):
                 raise RefusedError(f"{name!r} is no array but a {type(array).__name__}")
-            if array.dtype != self.dtype:
-                raise RefusedError(f"{name!r} is of type {array.dtype}, not {self.dtype}")
+            if array.dtype != dtype:
+                raise RefusedError(f"{name!r} is of type {array.dtype}, not {dtype}")
             if array.shape != shape:
                 raise RefusedError(f"{name!r} is of shape {array.shape}, not {shape}")
+
+    def vector(self, arrays: Mapping[str, Any]) -> tuple[Tensor, float]:
+        """Arrays as one new vector (P,), checked; and its norm."""
+        wanted = {name: (self.dtype, shape) for name, shape in zip(self.names, self.shapes, strict=True)}
+        self._check(arrays, wanted, "the model's")
         vector = torch.from_numpy(np.concatenate([arrays[name].reshape(-1) for name in self.names]))
-        length = float(norm([vector]))
-        if not math.isfinite(length):  # large numbers may be finite all the same
-            for name in self.names:
-                if not np.isfinite(arrays[name]).all():
-                    raise RefusedError(f"{name!r} has numbers that are not finite")
-            length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-        return vector, length
+        wrong = (repr(name) for name in self.names if not np.isfinite(arrays[name]).all())
+        return vector, _norm(vector, wrong)
 
     def checked(self, numbers: Mapping[str, Any]) -> dict[str, float]:
         """Numbers, checked to be complete and finite."""
@@ -158,12 +203,13 @@ class Form(NamedTuple):
         return {name: part.reshape(shape) for name, shape, part in parts}
 
 
-def report_form(layout: Layout, probe: Probe, *, keeps: bool = False) -> Form:
+def report_form(layout: Layout, probe: Probe, *, keeps: bool = False, codec: Codec | None = None) -> Form:
     """That of replies with an update and a report; a solver whose steps are not gradients has no `steps`.
 
     Clients that keep a vector may have to say that they have lost it.
     """
-    return _form(layout, ("size", "lr", *MEASURED[probe]), ("steps", LOST) if keeps else ("steps",))
+    optional = ("steps", LOST) if keeps or codec else ("steps",)
+    return _form(layout, ("size", "lr", *MEASURED[probe]), optional)._replace(codec=codec)
 
 
 def gradient_form(layout: Layout) -> Form:
@@ -188,6 +234,21 @@ def sums_record(algorithm: SumAlgorithm) -> Any:
     return type(algorithm.client(Report(*[one] * len(Report._fields))).sums)
 
 
+def _norm(vector: Tensor, wrong: Iterable[str]) -> float:
+    """The norm of a vector; refuses the first thing in it that is not finite."""
+    length = float(norm([vector]))
+    if math.isfinite(length):
+        return length
+    for what in wrong:  # large numbers may be finite all the same
+        raise RefusedError(f"{what} has numbers that are not finite")
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+
+
+def array_bytes(*vectors: Arrays | None) -> int:
+    """What arrays take on the wire."""
+    return sum(array.nbytes for arrays in vectors for array in (arrays or {}).values())
+
+
 def arrays_of(layout: Layout, x: Tensor) -> Arrays:
     """A model's parameters x (P,) by their names, as they are sent to clients."""
     return _form(layout, ()).arrays(x)
@@ -199,13 +260,15 @@ def vector_of(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
     return form.vector({name: arrays[name] for name in form.names if name in arrays})[0]
 
 
-def check_statistics(division: Division, sends: Sends) -> None:
+def check_statistics(division: Division, sends: Sends, codec: str | None = None) -> None:
     """Refuses statistics of batch norm that a real federation cannot average."""
     if division.recomputes:
         raise InputError(
             'batch_norm="recomputed" needs the samples of all clients after training: in a real federation '
             'take "shared" or "local"'
         )
+    if division.averaged_part.names and codec is not None:
+        raise InputError('batch_norm="shared" sends statistics, which no codec is for: leave out codec')
     if division.averaged_part.names and sends == "sums":
         raise InputError(
             'batch_norm="shared" averages statistics beside the one sum: take "local" or sends="report"'
@@ -227,6 +290,14 @@ def second_vector(algorithm: AnyAlgorithm) -> str:
     if isinstance(algorithm, MemoryAlgorithm):
         return "change of memory"
     return "gradient" if isinstance(algorithm, GradientAlgorithm) and not corrects(algorithm) else ""
+
+
+def codec_for(spec: str, algorithm: AnyAlgorithm, sends: Sends) -> Codec:
+    """The codec of an algorithm's updates; refuses those that it cannot be for."""
+    check_coded(algorithm)
+    if sends == "sums":
+        raise InputError('a codec is for updates, and not for sums: take sends="report", or leave out codec')
+    return codec_of(spec)
 
 
 def check_one_sum(algorithm: AnyAlgorithm, what: str) -> SummedAlgorithm:

@@ -4,6 +4,7 @@ import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import save
@@ -27,7 +28,7 @@ from fairwind.runs.files import (
 )
 from fairwind.runs.folder import CHECKPOINTS, FEDERATED, held
 from fairwind.runs.results import results_of, run_row, timing
-from fairwind.runs.schema import FederatedConfig, FederationFacts, ResultsFile
+from fairwind.runs.schema import FederatedConfig, FederationFacts, ResultsFile, TotalCost
 from fairwind.runs.seals import finish, history_lines
 
 
@@ -47,6 +48,8 @@ def owner_of(
     }
     if aggregator.clients is not None:
         owner["clients"] = aggregator.clients
+    if aggregator.codec:
+        owner["codec"] = aggregator.codec.name
     if aggregator.defence_spec:
         owner["defence"] = aggregator.defence_spec
     if privacy:
@@ -144,6 +147,7 @@ class FederatedRun:
                 aggregator.round,
                 left_out=aggregator.left_out,
                 stalled=aggregator.stalled,
+                cost=cast(TotalCost, aggregator.bytes.named()) if aggregator.bytes.up else None,
                 model=view.model,
                 privacy=aggregator.accountant.described() if aggregator.accountant else None,
             )

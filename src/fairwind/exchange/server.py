@@ -47,15 +47,18 @@ from fairwind.exchange.message import (
     SHARED,
     WEIGHTS,
     Arrays,
+    Bytes,
     Phase,
     RefusedError,
     Reply,
     Request,
     Sends,
     Tag,
+    array_bytes,
     arrays_of,
     check_one_sum,
     check_statistics,
+    codec_for,
     corrects,
     gradient_form,
     keeps,
@@ -84,6 +87,17 @@ class Round:
     moved: bool = False  # whether the model did
     stalled: bool = False  # whether too few replied, so that the next round has the same number
     blame: str = ""  # why the model did not move
+
+    def counts(self) -> dict[str, int]:
+        """How many clients counted, and how."""
+        capped = {client for each in self.capped.values() for client in each}
+        return {
+            "used": self.used,
+            "refused": len(self.refused),
+            "bounded": len(self.bounded),
+            "capped": len(capped),
+            "moved": int(self.moved),
+        }
 
     def lines(self, kind: str = "") -> list[str]:
         """Log messages, one for each client and reason; `kind` is what clients are called, such as "node"."""
@@ -119,6 +133,7 @@ class Aggregator:
         defence: str | None = None,
         division: Division | None = None,
         statistics: Tensor | None = None,
+        codec: str | None = None,
     ):
         """From the model x (P,). `sends` is what clients are asked for; see the package.
 
@@ -126,7 +141,8 @@ class Aggregator:
 
         `clients` is how many there are, whether or not they are there: some algorithms count on it. With
         `privacy`, bounds must be left out: they depend on other clients, and its own take their place. So
-        must a `defence`, a robust sum such as "median" in the place of the sum over clients.
+        must a `defence`, a robust sum such as "median" in the place of the sum over clients. By a `codec`,
+        clients send their updates in fewer bytes.
 
         A round with fewer than `min_replies` usable replies does not count; after `max_stalled` of them in a
         row, `stopped` says so.
@@ -152,11 +168,14 @@ class Aggregator:
         self.releases = Releases()
         self.statistics_layout = layout.part(slice(0, 0))
         if division is not None:
-            check_statistics(division, sends)
+            check_statistics(division, sends, codec)
             self.statistics_layout = division.averaged_part
         self.statistics = torch.empty(0) if statistics is None else statistics.detach().cpu().clone()
         self.keeps = keeps(algorithm) or (division is not None and bool(division.kept))
-        self.form = report_form(layout, algorithm.probe, keeps=self.keeps)
+        if codec is not None and privacy is not None:  # what was left out tells who took part before
+            raise InputError("privacy is for clients that keep nothing between rounds: leave out codec")
+        self.codec = None if codec is None else codec_for(codec, algorithm, sends)
+        self.form = report_form(layout, algorithm.probe, keeps=self.keeps, codec=self.codec)
         self.sums: Any = None  # their type, where clients contribute to any
         if not isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
             self.sums = sums_record(algorithm)
@@ -172,7 +191,9 @@ class Aggregator:
         self.numbers: dict[str, int] = {}  # of clients, among all, as they came
         self.left_out, self.stalled = 0, 0
         self.scales: tuple[float, ...] | None = None  # of secure sums: what 1 stands for, once that is known
-        self.last: Round | None = None  # the round that ended last
+        self.bytes = Bytes()
+        self.last: Round | None = None  # the round that ended last,
+        self.told: dict[str, int] = {}  # and its numbers, which a checkpoint holds, too
         self.begin()
 
     def begin_from(self, x: Tensor) -> None:
@@ -212,15 +233,20 @@ class Aggregator:
         self.new_first_losses: dict[str, float] = {}
         self.new_first = 0.0, 0.0
 
-    def requests(self, clients: Iterable[str], phase: Phase | None = None) -> dict[str, Request]:
-        """What clients are asked in this phase of the round, or in another; their vectors are the same."""
+    def requests(
+        self, clients: Iterable[str], phase: Phase | None = None, *, judging: bool = False
+    ) -> dict[str, Request]:
+        """What clients are asked in this phase of the round, or in another; their vectors are the same.
+
+        With `judging`, also what they evaluate on the way, before they train.
+        """
         phase = phase or self.phase
         vectors = {WEIGHTS: self.weights()}
         if phase == "train" and (shared := self.shared()) is not None:
             vectors[SHARED] = shared
         if phase == "train" and self.gradient is not None:
             vectors[GRADIENT] = arrays_of(self.layout, _mean(self.gradient))
-        if phase == "evaluate" and _averages(self.algorithm):
+        if (phase == "evaluate" or judging) and _averages(self.algorithm):
             vectors[AVERAGED] = arrays_of(self.layout, self.model(averaged=True))
         first = {} if self.first_model is None else {FIRST_MODEL: arrays_of(self.layout, self.first_model)}
         return {
@@ -278,8 +304,15 @@ class Aggregator:
         """What replies to this phase of the round carry, or to another."""
         return Tag(self.training, self.round, phase or self.phase)
 
+    def sent(self, requests: Iterable[Request]) -> None:
+        """Counts what clients are sent."""
+        for request in requests:
+            size = array_bytes(*request.vectors.values())
+            self.bytes = self.bytes.plus(**{"evaluation" if request.phase == "evaluate" else "down": size})
+
     def accept(self, client: str, reply: Reply) -> str:
         """Adds a client's reply to this phase of the round; returns why it is refused, or nothing."""
+        self.bytes = self.bytes.plus(up=reply.bytes)
         try:
             if reply.tag is not None:
                 reply.tag.check(self.tag())
@@ -326,7 +359,7 @@ class Aggregator:
             raise RefusedError("it sent no gradient before")
         statistics = self._read_statistics(reply.arrays)
         others = {n: a for n, a in reply.arrays.items() if n not in self.statistics_layout.names}
-        vector, length = self.form.vector(others)
+        vector, length = self.form.update(others)
         numbers = self.form.checked(reply.numbers)
         second = self._read_second(reply.second)
         if self.sends == "sums":
@@ -454,10 +487,11 @@ class Aggregator:
         self._number_clients()
         self.left_out += len(done.refused)
         self.stalled += not done.moved
-        if self.keeps:  # only with the round's number: another try at it begins from the same
+        if self.keeps or self.codec:  # with the round's number: another try begins from the same
             self.kept |= dict.fromkeys(self.counted, self.round)
         self.round += 1
-        self.last, self.stalled_in_a_row = done, 0
+        self._end(done)
+        self.stalled_in_a_row = 0
         self.begin()
         return done
 
@@ -468,9 +502,16 @@ class Aggregator:
         done.blame = f"usable replies: {done.used}, and at least {self.min_replies} must be"
         self.left_out += len(done.refused)
         self.stalled += 1
-        self.last, self.stalled_in_a_row = done, self.stalled_in_a_row + 1
+        self._end(done)
+        self.stalled_in_a_row += 1
         self.begin()
         return done
+
+    def _end(self, done: Round) -> None:
+        """Notes a round that is over, and its numbers."""
+        known = self.bytes.up > 0  # not of secret sums
+        sent = {"bytes_up": self.bytes.up, "bytes_down": self.bytes.down} if known else {}
+        self.last, self.told = done, done.counts() | sent
 
     @property
     def stopped(self) -> str:
@@ -520,19 +561,10 @@ class Aggregator:
 
     def counts(self) -> dict[str, float]:
         """The last round in numbers: clients, what the server adapts by, and the privacy spent so far."""
-        done = self.last
-        if done is None:
+        if not self.told:
             return self.spent()
-        capped = {client for each in done.capped.values() for client in each}
-        clients = {
-            "used": done.used,
-            "refused": len(done.refused),
-            "bounded": len(done.bounded),
-            "capped": len(capped),
-            "moved": int(done.moved),
-        }
         state = {name: float(value) for name, value in self.state._asdict().items() if value.ndim == 0}
-        return clients | state | self.spent()
+        return self.told | state | self.spent()
 
     def spent(self) -> dict[str, float]:
         """What privacy was spent so far, and its settings; nothing without privacy."""
@@ -554,6 +586,8 @@ class Aggregator:
             "seen": self.seen.numbers,
             "left_out": self.left_out,
             "stalled": self.stalled,
+            "bytes": self.bytes,
+            "told": self.told,
             "training": self.training,
             "kept": self.kept,
             "numbers": self.numbers,
@@ -572,6 +606,7 @@ class Aggregator:
         self.first_sum = float(first_sum[0]), float(first_sum[1])
         self.seen = Seen(record["seen"])
         self.left_out, self.stalled = record["left_out"], record["stalled"]
+        self.bytes, self.told = Bytes(*record.get("bytes", ())), dict(record.get("told", {}))
         self.training = record.get("training", self.training)  # checkpoints of version 0.1 have none
         self.kept, self.numbers = dict(record.get("kept", {})), dict(record.get("numbers", {}))
         if self.first_model is not None:

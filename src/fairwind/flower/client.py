@@ -14,6 +14,8 @@ from fairwind.errors import InputError
 from fairwind.exchange.client import LocalClient
 from fairwind.exchange.kept import Kept, kept_file, load_kept, save_kept
 from fairwind.flower.records import (
+    JUDGED,
+    asks_to_judge,
     config_of,
     judged_content,
     keep_in,
@@ -57,9 +59,13 @@ def client_app(
 
             return masked(message, context, client_of)
         client = client_of(context, config_of(message.content))
-        reply, kept = client.reply(request_of(message.content, "train"), recalled(context))
+        request, before = request_of(message.content, "train"), recalled(context)
+        reply, kept = client.reply(request, before)
+        content = to_content(reply)
+        if asks_to_judge(message.content):
+            content.update(judged_content(client.judge(request, before), JUDGED))
         keep(context, kept)
-        return Message(to_content(reply), reply_to=message)
+        return Message(content, reply_to=message)
 
     return app
 
@@ -79,7 +85,7 @@ def local_clients(
     made: dict[tuple[Any, ...], LocalClient] = {}  # the newest last
 
     def client_of(context: Context, config: Mapping[str, Any]) -> LocalClient:
-        said = str(config["algorithm"]), str(config["sends"]), int(config["seed"])
+        said = str(config["algorithm"]), str(config["sends"]), int(config["seed"]), config.get("codec")
         key = context.node_id, *said
         if key not in made:
             while len(made) >= KEPT:
@@ -99,6 +105,7 @@ def local_clients(
                 seed=said[2],
                 settings=settings,
                 sends="sums" if said[1] == "sums" else "report",
+                codec=None if said[3] is None else str(said[3]),
             )
         return made[key]
 

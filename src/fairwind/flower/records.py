@@ -19,8 +19,10 @@ from fairwind.exchange.message import (
     read_tag,
 )
 
-ARRAYS, METRICS, CONFIG, SECOND = "arrays", "metrics", "config", "second"  # names of records
-KEPT = "fairwind"  # what those of a node's state begin with
+# Names of records; `JUDGED` is an evaluation beside what was trained.
+ARRAYS, METRICS, CONFIG, SECOND, JUDGED = "arrays", "metrics", "config", "second", "judged"
+KEPT = "fairwind"  # what those of a node's state begin with,
+CODED = f"{KEPT}-coded"  # and of these what a codec left out
 SIZES = ("num-examples", "train-examples")
 FURTHER = "further-"  # what a further model's numbers begin with
 
@@ -56,6 +58,11 @@ def _tagged(tag: Tag | None) -> dict[str, ConfigRecord]:
     return {} if tag is None else {CONFIG: ConfigRecord({**tag._asdict()})}
 
 
+def asks_to_judge(content: RecordDict) -> bool:
+    """Whether the model received is evaluated, too, before it is trained."""
+    return bool(config_of(content).get(JUDGED, False))
+
+
 def words_of(request: Request) -> dict[str, str | int | float]:
     """What a server says besides vectors."""
     said: dict[str, str | int | float] = {"phase": request.phase, "round": request.round}
@@ -84,10 +91,15 @@ def kept_in(state: RecordDict) -> Kept:
     """What a node's state keeps."""
     if KEPT not in state:
         return Kept()
-    said, begin = dict(_one(state, KEPT, ConfigRecord)), f"{KEPT}-"
-    first, names = said.get("first-loss"), [name for name in state if name.startswith(begin)]
-    vectors = {int(name.removeprefix(begin)): arrays_in(state, name) for name in names}
-    return Kept(str(said["training"]), None if first is None else float(first), vectors)
+    said = dict(_one(state, KEPT, ConfigRecord))
+    first = said.get("first-loss")
+    vectors: dict[int, Arrays] = {}
+    left_out: dict[int, Arrays] = {}
+    for name in state:
+        kind, _, number = name.rpartition("-")
+        if kind in (KEPT, CODED):
+            (vectors if kind == KEPT else left_out)[int(number)] = arrays_in(state, name)
+    return Kept(str(said["training"]), None if first is None else float(first), vectors, left_out)
 
 
 def keep_in(state: RecordDict, kept: Kept) -> None:
@@ -96,8 +108,9 @@ def keep_in(state: RecordDict, kept: Kept) -> None:
         del state[name]
     first = {} if kept.first_loss is None else {"first-loss": kept.first_loss}
     state[KEPT] = ConfigRecord({"training": kept.training, **first})
-    for number, arrays in kept.vectors.items():
-        state[f"{KEPT}-{number}"] = to_record(arrays)
+    for kind, vectors in ((KEPT, kept.vectors), (CODED, kept.left_out)):
+        for number, arrays in vectors.items():
+            state[f"{kind}-{number}"] = to_record(arrays)
 
 
 def arrays_in(content: RecordDict, name: str = ARRAYS) -> Arrays:
@@ -122,18 +135,18 @@ def config_of(content: RecordDict) -> Mapping[str, Any]:
     return said
 
 
-def judged_content(judged: Judged) -> RecordDict:
+def judged_content(judged: Judged, name: str = METRICS) -> RecordDict:
     """A client's evaluation, as the content of a message."""
     sizes = dict(zip(SIZES, judged[:2], strict=True))
     said: dict[str, Any] = {**sizes, "loss": judged.loss, **judged.scores}
     if (further := judged.further) is not None:
         said |= {f"{FURTHER}{name}": v for name, v in {"loss": further.loss, **further.scores}.items()}
-    return RecordDict({METRICS: MetricRecord(said), **_tagged(judged.tag)})
+    return RecordDict({name: MetricRecord(said), **_tagged(judged.tag)})
 
 
-def judged_of(content: RecordDict, *, tagged: bool = True) -> Judged:
+def judged_of(content: RecordDict, name: str = METRICS, *, tagged: bool = True) -> Judged:
     """The evaluation in a message, with a tag as of `from_content`."""
-    said = dict(_one(content, METRICS, MetricRecord))
+    said = dict(_one(content, name, MetricRecord))
     for name, value in said.items():
         if isinstance(value, list):
             raise RefusedError(f"its {name} is no number but a list")

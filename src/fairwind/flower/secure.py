@@ -114,6 +114,10 @@ class SecureStrategy(AlgorithmStrategy):
             raise InputError(
                 "under secure aggregation the server sees no client, and so can clip none: no privacy="
             )
+        if options.get("evaluate_in_training"):
+            raise InputError("masked replies hold no evaluation: leave out evaluate_in_training")
+        if options.get("over_selection") or options.get("selection", "uniform") != "uniform":
+            raise InputError("SecAgg+ adds up all who are asked, drawn alike: no over_selection or selection")
         super().__init__(algorithm, model, **{**options, "sends": "sums", "bounds": UNBOUNDED})
         self.evaluations.keep_within(Bounds())  # these the server sees
         self.shares, self.threshold = shares, threshold

@@ -1,6 +1,6 @@
 """A Flower server app that trains as its run config says."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -18,16 +18,31 @@ from fairwind.task import Task
 
 ALPHA = "alpha"
 PRIVACY = "privacy-"  # what its settings begin with
-STRATEGY = {
+
+
+def switch(value: Any) -> bool:
+    """A run config's true or false, and no word for it."""
+    if not isinstance(value, bool):
+        raise InputError(f"{value!r} is neither true nor false")
+    return value
+
+
+STRATEGY: dict[str, Callable[[Any], Any]] = {
     "seed": int,
     "min-nodes": int,
     "min-replies": int,
     "max-stalled": int,
     "eval-every": int,
+    "evaluate-in-training": switch,
+    "evaluate-share": float,
     "clients": int,
     "clients-per-round": int,
+    "over-selection": float,
+    "selection": str,
     "sends": str,
+    "codec": str,
     "out": str,
+    "metrics": str,
     "defence": str,
     "track": str,
 }
@@ -37,11 +52,10 @@ def server_app(model: Task | Model, **options: Any) -> ServerApp:
     """The server's side of a training, of a task or a model.
 
     The run config may say `algorithm` (adafedadam, or any spec), `alpha`, `num-server-rounds` and `timeout`
-    (seconds for the replies of a round), `share` (of the weight that a client may have); and seed, min-nodes,
-    min-replies, max-stalled, eval-every, clients, clients-per-round, sends, defence, out and track, which
-    mean what they mean to `AlgorithmStrategy`, as do options given here. `privacy-clip`, -weight, -noise,
-    -delta and -further are those of `Privacy`. `secure-aggregation` takes a `SecureStrategy`, which
-    `client_app` obeys.
+    (seconds for the replies of a round), `share` (of the weight that a client may have); and what is in
+    `STRATEGY`, which means what it means to `AlgorithmStrategy`, as do options given here. `privacy-clip`,
+    -weight, -noise, -delta and -further are those of `Privacy`. `secure-aggregation` takes a
+    `SecureStrategy`, which `client_app` obeys.
     """
     app = ServerApp()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -11,21 +11,25 @@ from torch import nn
 
 from fairwind import algorithms
 from fairwind.contract import AnyAlgorithm
+from fairwind.data.counter import EVALUATE, fold
 from fairwind.engine.checks import build
 from fairwind.engine.layout import ALL_SHARED, Division
-from fairwind.engine.settings import Model
+from fairwind.engine.settings import ClientSelection, Model
 from fairwind.engine.workers import keep_memory
-from fairwind.errors import first_line, python_numbers, whole
-from fairwind.exchange.bounds import Bounds
+from fairwind.errors import InputError, first_line, python_numbers, whole
+from fairwind.exchange.bounds import Bounds, within
 from fairwind.exchange.evaluation import Evaluations, Judged, check_judged, scores_of
 from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Reply, Sends
+from fairwind.exchange.monitoring import check_file, write_metrics
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun, owner_of
 from fairwind.exchange.server import Aggregator, StalledError
-from fairwind.flower.nodes import LOG, Nodes
+from fairwind.flower.nodes import LOG, Nodes, select
 from fairwind.flower.records import (
     ARRAYS,
     CONFIG,
+    JUDGED,
+    METRICS,
     from_content,
     judged_of,
     to_arrays,
@@ -52,13 +56,19 @@ class AlgorithmStrategy(Strategy):
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
+        codec: str | None = None,
         defence: str | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
+        over_selection: float = 0.0,
+        selection: ClientSelection = "uniform",
         min_nodes: int = 2,
         min_replies: int = 1,
         max_stalled: int = 3,
         eval_every: int = 1,
+        evaluate_in_training: bool = False,
+        evaluate_share: float = 1.0,
+        metrics: str | Path | None = None,
         out: str | Path | None = None,
         track: Given = (),
     ):
@@ -67,12 +77,20 @@ class AlgorithmStrategy(Strategy):
         `clients` is how many there are, for algorithms that count on it; if left out, the task's, if these
         are several.
 
-        A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed. It
-        is tried again if it has fewer than `min_replies` usable replies; after `max_stalled` such tries in a
-        row, the model is written, and `StalledError` raised. With
-        `out`, checkpoints, results and the report page go into that directory, and a training that was
-        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean. `defence`
-        is a robust sum, such as "median". `track` names trackers, such as "mlflow:FOLDER".
+        A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed:
+        alike, or by their sizes with the `selection` "size". With `over_selection`, more are asked by that
+        share, and the round ends when `clients_per_round` have replied. It is tried again if it has fewer
+        than `min_replies` usable replies; after `max_stalled` such tries in a row, the model is written, and
+        `StalledError` raised.
+
+        With `out`, checkpoints, results and the report page go into that directory, and a training that was
+        stopped there goes on. `fairwind.exchange` says what `bounds`, `sends` and `privacy` mean, and
+        `fairwind.codecs` what a `codec` is. `defence` is a robust sum, such as "median". `track` names
+        trackers, such as "mlflow:FOLDER".
+
+        With `evaluate_in_training`, a round's model is evaluated by the nodes that train in the next one, in
+        the same message. The last round's is evaluated by all nodes. `evaluate_share` is the share of nodes,
+        drawn by the seed, that evaluate. `metrics` is a file for Prometheus (`fairwind.exchange.monitoring`).
         """
         given = seed, clients, clients_per_round, min_nodes, eval_every, min_replies, max_stalled
         seed, clients, clients_per_round, min_nodes, eval_every, min_replies, max_stalled = python_numbers(
@@ -89,18 +107,30 @@ class AlgorithmStrategy(Strategy):
         x = self.layout.flatten(self.module)
         if clients is None and isinstance(model, Task) and len(model.federation) > 1:
             clients = len(model.federation)
-        about: Any = {"bounds": bounds, "sends": sends, "privacy": privacy, "defence": defence}
-        about |= {"min_replies": min_replies, "max_stalled": max_stalled, "division": division}
-        about["statistics"] = division.averaged_part.flatten(self.module)
+        about: Any = {"bounds": bounds, "sends": sends, "privacy": privacy, "codec": codec}
+        about |= {"defence": defence, "min_replies": min_replies, "max_stalled": max_stalled}
+        about |= {"division": division, "statistics": division.averaged_part.flatten(self.module)}
         self.aggregator = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
         label = self.algorithm.name or "own"
         self.evaluations = Evaluations(scores, label, seed, self.algorithm, bounds=bounds or Bounds())
-        self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=privacy is not None)
-        self.eval_every = eval_every
+        spare, secret = python_numbers(over_selection), privacy is not None
+        self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=secret, spare=spare)
+        if selection not in get_args(ClientSelection):
+            raise InputError(f"selection={selection!r} is not one of {', '.join(get_args(ClientSelection))}")
+        if selection == "size" and secret:
+            raise InputError("privacy is accounted for nodes that are drawn alike: leave out selection")
+        self.selection = selection
+        self.evaluate_share = float(python_numbers(evaluate_share))
+        if not 0 < self.evaluate_share <= 1:
+            raise InputError(f"evaluate_share={evaluate_share} is out of range: it is a share, in (0, 1]")
+        self.metrics_file = None if metrics is None else check_file(metrics)
+        self.eval_every, self.evaluate_in_training = eval_every, evaluate_in_training
         self.out = None if out is None else Path(out)
         self.run: FederatedRun | None = None
         self.tracking = Tracking(track)
         self.asked: set[int] = set()
+        self.judged: dict[str, Judged] = {}  # by node, of the model that is being evaluated
+        self.metrics: dict[int, MetricRecord] = {}  # by evaluated round
 
     def summary(self) -> None:
         """Logs what is to be trained."""
@@ -120,27 +150,39 @@ class AlgorithmStrategy(Strategy):
         """A message for each client of a round: model, round, and what it may have forgotten."""
         nodes = self._sample(grid, server_round)
         self.aggregator.begin((len(nodes), self.nodes.connected))
+        self.judged = {}
         return self._asking(nodes, server_round, config)
 
     def _sample(self, grid: Grid, server_round: int) -> list[int]:
-        return self.nodes.sample(grid, server_round, self.aggregator.stalled_in_a_row)
+        return self.nodes.sample(grid, server_round, self.aggregator.stalled_in_a_row, self._sizes())
+
+    def _sizes(self) -> dict[str, float] | None:
+        """The sizes that nodes are drawn by, if not all alike, within the bounds."""
+        if self.selection == "uniform":
+            return None
+        known = {node: float(train) for node, (_, train) in self.evaluations.sizes.items() if train > 0}
+        known |= {node: each["size"] for node, each in self.aggregator.seen.numbers.items() if "size" in each}
+        bounded = within(list(known.values()), self.aggregator.bounds.size)
+        return dict(zip(known, bounded, strict=True))
 
     def _asking(
         self, nodes: list[int], server_round: int, config: ConfigRecord, phase: Phase | None = None
     ) -> list[Message]:
         """A message for each node, in this phase of the round or another."""
-        requests = self.aggregator.requests(map(str, nodes), phase)
+        judging = (phase or self.aggregator.phase) == "train" and self._judges(server_round)
+        requests = self.aggregator.requests(map(str, nodes), phase, judging=judging)
         records: dict[str, ArrayRecord] = {}
         messages = []
         for node, request in zip(nodes, requests.values(), strict=True):
             for name, arrays in request.vectors.items():
                 if name not in records:
-                    records[name] = self._outgoing() if name == WEIGHTS else to_record(arrays)
+                    records[name] = to_record(arrays)
             mine = self._config(config, server_round)
-            mine.update(words_of(request))
+            mine.update(words_of(request) | ({JUDGED: True} if judging else {}))
             content = {ARRAYS if name == WEIGHTS else name: records[name] for name in request.vectors}
             kind = MessageType.EVALUATE if phase == "evaluate" else MessageType.TRAIN
             messages.append(Message(RecordDict({**content, CONFIG: mine}), node, kind))
+        self.aggregator.sent(requests.values())
         if phase != "evaluate":
             self.asked = set(nodes)
         return messages
@@ -150,6 +192,8 @@ class AlgorithmStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The server step with the usable replies; refused ones are logged and counted."""
         self._accept(server_round, replies)
+        if self._judges(server_round):
+            self._evaluated(server_round - 1)
         return self._finish(server_round)
 
     def _finish(self, server_round: int) -> tuple[ArrayRecord, MetricRecord]:
@@ -160,7 +204,7 @@ class AlgorithmStrategy(Strategy):
 
     def _accept(self, server_round: int, replies: Iterable[Message]) -> None:
         """Hands replies to the aggregator, and whose cannot be used."""
-        waiting = set(self.asked)
+        waiting, wanted = set(self.asked), self.nodes.wanted
         for message in replies:
             node = self.nodes.sender(message)
             if node not in waiting:
@@ -176,38 +220,69 @@ class AlgorithmStrategy(Strategy):
             except RefusedError as error:
                 self.aggregator.refuse(str(node), str(error))
                 continue
-            self.aggregator.accept(str(node), reply)
+            why = self.aggregator.accept(str(node), reply)
+            if not why and self._judges(server_round) and JUDGED in message.content:
+                self._note_judged(server_round - 1, message, JUDGED)
+            if wanted is not None and len(self.aggregator.counted) >= wanted:
+                break
+        enough = wanted is not None and len(self.aggregator.counted) >= wanted
+        late = f"it is late: {wanted} others have replied" if enough else "it did not reply in time"
         for node in sorted(waiting):
-            self.aggregator.refuse(str(node), "it did not reply in time")
+            self.aggregator.refuse(str(node), late)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The model to every node, in rounds that are evaluated."""
+        self.judged = {}
         if server_round % self.eval_every:
             return []
-        return self._asking(sorted(grid.get_node_ids()), server_round, config, "evaluate")
+        nodes = sorted(grid.get_node_ids())
+        if self.evaluate_share < 1:
+            count = max(1, round(self.evaluate_share * len(nodes)))
+            nodes = select(nodes, count, fold(EVALUATE, self.seed, server_round))
+        return self._asking(nodes, server_round, config, "evaluate")
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average, STD, worst 30 % and more, over the scores of the nodes."""
-        judged: dict[str, Judged] = {}
         for message in replies:
-            node = self.nodes.sender(message)
-            try:
-                if message.has_error():
-                    raise RefusedError(f"it failed: {first_line(Exception(message.error.reason))}")
+            self._note_judged(server_round, message)
+        return self._evaluated(server_round)
+
+    def _judges(self, server_round: int) -> bool:
+        """Whether the nodes of a round evaluate the model that they receive, which is the last round's."""
+        due = not (server_round - 1) % self.eval_every
+        done = (server_round - 1) in self.evaluations.rounds[-1:]
+        return self.evaluate_in_training and due and not done
+
+    def _note_judged(self, server_round: int, message: Message, name: str = METRICS) -> None:
+        """Notes the evaluation in a reply, or logs why it is refused."""
+        node = self.nodes.sender(message)
+        try:
+            if message.has_error():
+                raise RefusedError(f"it failed: {first_line(Exception(message.error.reason))}")
+            if name == METRICS:
                 told = self._read_judged(message.content)
-                if told.tag is not None:
-                    told.tag.check(self.aggregator.tag("evaluate"))
-                judged[str(node)] = check_judged(told, self.evaluations.scores)
-            except RefusedError as error:
-                LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
-        if not judged:
+            else:  # the reply beside which it is has the tag
+                told = judged_of(message.content, name, tagged=False)
+            if told.tag is not None:
+                told.tag.check(self.aggregator.tag("evaluate"))
+            self.judged[str(node)] = check_judged(told, self.evaluations.scores)
+        except RefusedError as error:
+            LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
+
+    def _evaluated(self, server_round: int) -> MetricRecord | None:
+        """Adds what was noted to the history."""
+        if not self.judged:
             return None
-        line = self.evaluations.add(server_round, dict(sorted(judged.items())), self.aggregator.counts())
+        judged, self.judged = dict(sorted(self.judged.items())), {}
+        line = self.evaluations.add(server_round, judged, self.aggregator.counts())
         for words in self.evaluations.lines("node"):
             LOG.warning("round %d: %s", server_round, words)
-        return MetricRecord({k: v for k, v in line.items() if isinstance(v, int | float)})
+        self.tracking.log(self.evaluations.newest)
+        found = MetricRecord({k: v for k, v in line.items() if isinstance(v, int | float)})
+        self.metrics[server_round] = found
+        return found
 
     def start(
         self,
@@ -229,6 +304,7 @@ class AlgorithmStrategy(Strategy):
             self.run = FederatedRun(self.out, self._owner(), self.aggregator, self.evaluations)
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result = Result()
+        result.evaluate_metrics_clientapp = self.metrics = {}
         self.aggregator.stalled_in_a_row = 0
         self.summary()
         try:
@@ -240,16 +316,14 @@ class AlgorithmStrategy(Strategy):
             def evaluate() -> None:
                 number, arrays = self.aggregator.round, result.arrays
                 asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
-                found = self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
-                if found is not None:
-                    self.tracking.log(self.evaluations.newest)
-                    result.evaluate_metrics_clientapp[number] = found
+                self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
                 if evaluate_fn is not None and (central := evaluate_fn(number, arrays)) is not None:
                     result.evaluate_metrics_serverapp[number] = central
 
             evaluated = self.evaluations.rounds[-1] if self.evaluations.rounds else -1
             released = bool(self.aggregator.releases.made)
-            if evaluated < 0 or (released and evaluated < self.aggregator.round):
+            unseen = evaluated < 0 or (released and evaluated < self.aggregator.round)
+            if unseen and not self.evaluate_in_training:
                 self.nodes.wait(grid)
                 evaluate()
             while self.aggregator.round < num_rounds and not self.aggregator.stopped:
@@ -280,12 +354,19 @@ class AlgorithmStrategy(Strategy):
         assert new is not None
         assert metrics is not None
         if self.aggregator.round < number:
+            self._monitor()
             return
         result.arrays, result.train_metrics_clientapp[number] = new, metrics
         if self.aggregator.releases.made:  # what was released is not released again
             self._save()
-        evaluate()
+        if number == num_rounds or not self.evaluate_in_training:
+            evaluate()
         self._save()
+        self._monitor()
+
+    def _monitor(self) -> None:
+        if self.metrics_file is not None:
+            write_metrics(self.metrics_file, self.aggregator, self.evaluations)
 
     def _save(self) -> None:
         if self.run is not None:
@@ -310,10 +391,9 @@ class AlgorithmStrategy(Strategy):
             "round": server_round - 1,  # Fairwind counts from 0
             "server-round": server_round,
         }
+        if self.aggregator.codec is not None:
+            said["codec"] = self.aggregator.codec.name
         return ConfigRecord({**config, **said})
-
-    def _outgoing(self) -> ArrayRecord:
-        return to_record(self.aggregator.weights())
 
     def _read(self, node: int, content: RecordDict) -> Reply:
         return from_content(content)
@@ -323,7 +403,10 @@ class AlgorithmStrategy(Strategy):
 
     def _owner(self) -> FederatedConfig:
         trained = self.aggregator, self.evaluations
-        return owner_of(*trained, task=self.task, clients_per_round=self.nodes.per_round)
+        owner = owner_of(*trained, task=self.task, clients_per_round=self.nodes.per_round)
+        if self.selection != "uniform":
+            owner["selection"] = self.selection
+        return owner
 
     def _begin_tracking(self) -> None:
         evaluations = self.evaluations

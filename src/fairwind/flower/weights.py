@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import RecordDict
 
 from fairwind.aggregation import refuses
 from fairwind.algorithms import NEEDS
@@ -13,7 +13,7 @@ from fairwind.engine.settings import Model
 from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Judged
 from fairwind.exchange.message import MEASURED, RefusedError, Reply, keeps
-from fairwind.flower.records import from_content, judged_of, to_record
+from fairwind.flower.records import from_content, judged_of
 from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.task import Task
 
@@ -24,10 +24,11 @@ NAMES = {"num-examples": "size", "lr": "lr", "steps": "steps", "loss": "loss", "
 class WeightsStrategy(AlgorithmStrategy):
     """The contribution is computed here, from the weights a client was sent and those it sends back.
 
-    Replies have a state dict, and the metric "num-examples". Algorithms that ask for more find it in further
-    metrics: "lr" and "steps" of local training; "loss", the mean over the training samples before training;
-    "grad-norm", the norm of its gradient there. Others are ignored. Buffers are sent out as they are in the
-    model given.
+    Clients are sent the trainable parameters alone, which an app loads with `strict=False`: what is frozen,
+    and buffers, never change here. Replies have these parameters, and may have a whole state dict; and the
+    metric "num-examples". Algorithms that ask for more find it in further metrics: "lr" and "steps" of local
+    training; "loss", the mean over the training samples before training; "grad-norm", the norm of its
+    gradient there. Others are ignored.
     """
 
     def __init__(
@@ -45,21 +46,21 @@ class WeightsStrategy(AlgorithmStrategy):
                 "replies of weights have no personal parts and no statistics of batch norm: take "
                 "AlgorithmStrategy and client_app"
             )
+        if options.get("evaluate_in_training"):
+            raise InputError(
+                "apps of one's own evaluate when they are asked to: leave out evaluate_in_training"
+            )
+        if options.get("codec") is not None:
+            raise InputError("apps of one's own send weights, which no codec is for: leave out codec")
         super().__init__(algorithm, model, **options)
         if keeps(self.algorithm) or isinstance(self.algorithm, GradientAlgorithm):
             raise InputError(
                 f"{self.algorithm.name} needs {NEEDS[type(self.algorithm)]}, and replies of weights have no "
                 "such vector: take AlgorithmStrategy and client_app"
             )
-        self.sent = self.aggregator.weights()
         if lr is None and not refuses(self.algorithm, lr=math.nan):
             lr = 1.0  # whatever it is
         self.usual = {name: value for name, value in (("lr", lr), ("steps", steps)) if value is not None}
-
-    def _outgoing(self) -> ArrayRecord:
-        self.sent = self.aggregator.weights()
-        self.layout.load(self.aggregator.x, self.module)
-        return to_record({name: value.numpy() for name, value in self.module.state_dict().items()})
 
     def _read(self, node: int, content: RecordDict) -> Reply:
         reply = from_content(content, tagged=False)
@@ -70,7 +71,7 @@ class WeightsStrategy(AlgorithmStrategy):
             known = self.aggregator.first_loss(str(node)) if self.aggregator.round else None
             numbers["loss0"] = numbers["loss"] if known is None else known
         arrays = {}
-        for name, before in self.sent.items():
+        for name, before in self.aggregator.weights().items():
             after = reply.arrays.get(name)
             if after is None:
                 raise RefusedError(f"its arrays are not the model's: {name!r} missing")

@@ -34,15 +34,16 @@ class AlgorithmAggregator(ModelAggregator):
         bounds: Bounds | None = None,
         sends: Sends = "report",
         privacy: Privacy | None = None,
+        codec: str | None = None,
         min_replies: int = 1,
         max_stalled: int = 3,
         defence: str | None = None,
     ):
         """Of the task only the model is used, and how many clients it has, if several and not told.
 
-        `fairwind.exchange` says what the other options mean; `defence` is a robust sum, such as "median".
-        With `privacy`, ε is that of a training in which all clients take part, because NVFLARE's log says who
-        was drawn.
+        `fairwind.exchange` says what the other options mean; `defence` is a robust sum, such as "median", and
+        `fairwind.codecs` says what a `codec` is. With `privacy`, ε is that of a training in which all clients
+        take part, because NVFLARE's log says who was drawn.
         """
         super().__init__()
         self.algorithm = build_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
@@ -53,9 +54,9 @@ class AlgorithmAggregator(ModelAggregator):
         x = self.layout.flatten(self.module)
         if clients is None and len(task.federation) > 1:
             clients = len(task.federation)
-        about: Any = {"bounds": bounds, "sends": sends, "privacy": privacy, "defence": defence}
-        about |= {"min_replies": min_replies, "max_stalled": max_stalled, "division": division}
-        about["statistics"] = division.averaged_part.flatten(self.module)
+        about: Any = {"bounds": bounds, "sends": sends, "privacy": privacy, "codec": codec}
+        about |= {"defence": defence, "min_replies": min_replies, "max_stalled": max_stalled}
+        about |= {"division": division, "statistics": division.averaged_part.flatten(self.module)}
         self.server = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
         self.asked: set[str] = set()  # clients of the round; who sends nothing is named
 
@@ -68,10 +69,18 @@ class AlgorithmAggregator(ModelAggregator):
         said |= {"round": request.round, "phase": request.phase, "training": request.training}
         said["vectors"] = {name: each for name, each in request.vectors.items() if name != WEIGHTS}
         said["kept"] = dict(server.kept)
+        if server.codec is not None:
+            said["codec"] = server.codec.name
         if server.round:  # the server holds each to what it said first
             said["first-loss"] = server.first_loss("")
         meta = {SAID: said}
         return FLModel(ParamsType.FULL, server.weights(), current_round=server.round, meta=meta)
+
+    def sent(self, clients: Iterable[str], phase: Phase | None = None) -> None:
+        """Counts what clients are sent, all the same."""
+        asked = sorted(clients)
+        one = min(asked, key=self.server.kept.__contains__, default="")
+        self.server.sent([self.server.requests([one], phase)[one]] * len(asked))
 
     def reset_stats(self) -> None:
         """Begins a round."""

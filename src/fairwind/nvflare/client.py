@@ -61,7 +61,7 @@ class AlgorithmExecutor(Executor):
         return FLModelUtils.to_shareable(answer)
 
     def _client(self, said: Mapping[str, Any]) -> LocalClient:
-        key = said["algorithm"], said["sends"], said["seed"]
+        key = said["algorithm"], said["sends"], said["seed"], said.get("codec")
         if key not in self.clients:
             task = find_task(self.task)
             own = self.algorithm
@@ -73,5 +73,6 @@ class AlgorithmExecutor(Executor):
                 number=self.number,
                 seed=int(said["seed"]),
                 sends="sums" if said["sends"] == "sums" else "report",
+                codec=None if key[3] is None else str(key[3]),
             )
         return self.clients[key]

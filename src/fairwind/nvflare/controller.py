@@ -6,15 +6,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
 
-from fairwind.data.counter import PARTICIPATE, fold, mix
+from fairwind.data.counter import PARTICIPATE, draw, fold, mix
 from fairwind.errors import python_numbers, whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, check_judged, scores_of
 from fairwind.exchange.message import RefusedError, Sends
+from fairwind.exchange.monitoring import check_file, write_metrics
 from fairwind.exchange.privacy import Privacy
 from fairwind.exchange.results import FederatedRun, owner_of
 from fairwind.exchange.server import StalledError
@@ -36,6 +38,7 @@ class AlgorithmController(FedAvg):
         bounds: Bounds | dict[str, float] | None = None,
         sends: Sends = "report",
         privacy: Privacy | dict[str, Any] | None = None,
+        codec: str | None = None,
         min_replies: int = 1,
         max_stalled: int = 3,
         defence: str | None = None,
@@ -43,6 +46,7 @@ class AlgorithmController(FedAvg):
         clients_per_round: int | None = None,
         eval_every: int = 1,
         timeout: int = 0,
+        metrics: str | None = None,
         out: str | None = None,
     ):
         """For a task by its spec or reference; only its model and scores are used at the server.
@@ -52,6 +56,7 @@ class AlgorithmController(FedAvg):
         until all have replied. It is tried again if it has fewer than `min_replies` usable replies; after
         `max_stalled` such tries in a row the model is written, and the job fails. With `out`, checkpoints,
         results and the report page go into that directory, and a training that was stopped there goes on.
+        `metrics` is a file for Prometheus.
         """
         numbers = num_rounds, seed, clients, clients_per_round, eval_every, timeout
         num_rounds, seed, clients, clients_per_round, eval_every, timeout = python_numbers(numbers)
@@ -62,19 +67,21 @@ class AlgorithmController(FedAvg):
             num_clients=clients_per_round, num_rounds=num_rounds, persistor_id="", ignore_result_error=True
         )
         # By these names, as JSON, a job is exported, and made anew at the server.
-        self.task, self.algorithm, self.seed, self.sends = task, algorithm, seed, sends
+        self.task, self.algorithm, self.seed, self.sends, self.codec = task, algorithm, seed, sends, codec
         self.bounds = asdict(bounds) if isinstance(bounds, Bounds) else bounds
         private = Privacy(**privacy) if isinstance(privacy, dict) else privacy
         self.privacy: dict[str, Any] | None = None if private is None else {**private.described()}
         self.min_replies, self.max_stalled, self.defence = min_replies, max_stalled, defence
         self.clients, self.clients_per_round, self.eval_every = clients, clients_per_round, eval_every
-        self.num_rounds, self.timeout, self.out = num_rounds, timeout, out
+        self.num_rounds, self.timeout, self.metrics, self.out = num_rounds, timeout, metrics, out
 
     def run(self) -> None:
         """Trains the rounds that are left."""
+        if self.metrics is not None:
+            check_file(self.metrics)
         task = find_task(self.task)
         bounds = Bounds(**self.bounds) if self.bounds else None
-        about: Any = {"bounds": bounds, "sends": self.sends, "defence": self.defence}
+        about: Any = {"bounds": bounds, "sends": self.sends, "codec": self.codec, "defence": self.defence}
         self.aggregator = AlgorithmAggregator(
             task,
             self.algorithm,
@@ -133,6 +140,8 @@ class AlgorithmController(FedAvg):
             self._evaluate()
         if self.kept is not None:
             self.kept.save()
+        if self.metrics is not None:
+            write_metrics(check_file(self.metrics), self.aggregator.server, self.evaluations)
 
     def sample_clients(self, num_clients: int | None = None) -> list[str]:
         """Those that train in a round."""
@@ -141,8 +150,8 @@ class AlgorithmController(FedAvg):
             server = self.aggregator.server
             attempt = [server.stalled_in_a_row] if server.stalled_in_a_row else []
             key = fold(PARTICIPATE, self.seed, server.round, *attempt)
-            drawn = sorted(range(len(names)), key=lambda place: mix(key, place))[:num_clients]
-            names = [names[place] for place in sorted(drawn)]
+            chosen = draw(mix(key, torch.arange(len(names))), num_clients)
+            names = [names[place] for place in chosen.tolist()]
         self.aggregator.asked = set(names)
         return names
 
@@ -152,10 +161,12 @@ class AlgorithmController(FedAvg):
         if aggregator.server.phase == "gradient":
             first = self._phase(given, targets) | {"callback": aggregator.accept_model}
             super().send_model(**first, timeout=self.timeout)
+            aggregator.sent(targets)
             while self.get_num_standing_tasks() and not self.abort_signal.triggered:
                 time.sleep(self._task_check_period)
             targets = sorted(aggregator.server.turn())
         if targets:  # to nobody would be to all
+            aggregator.sent(targets)
             super().send_model(**self._phase(given, targets), timeout=self.timeout)
 
     def _phase(self, given: dict[str, Any], targets: list[str]) -> dict[str, Any]:
@@ -166,7 +177,9 @@ class AlgorithmController(FedAvg):
 
     def _evaluate(self) -> None:
         task, judged = AppConstants.TASK_VALIDATION, {}
-        model = self.aggregator.model("evaluate", [client.name for client in self.engine.get_clients()])
+        names = [client.name for client in self.engine.get_clients()]
+        model = self.aggregator.model("evaluate", names)
+        self.aggregator.sent(names, "evaluate")
         for reply in self.send_model_and_wait(task, model, timeout=self.timeout):
             client = str(reply.meta[CLIENT])
             try:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from fairwind.report.charts import curve_of, number
 from fairwind.report.html import escaped, scroll
@@ -40,10 +40,13 @@ def _late(round: int | None) -> float:
     return math.inf if round is None else round
 
 
+COSTS = {"sample_gradients": "sample gradients", "bytes": "bytes"}
+
+
 class RoundCost(TypedDict):
     """What a round of an algorithm costs, both ways together."""
 
-    sample_gradients: float
+    sample_gradients: NotRequired[float]
     bytes: float
 
 
@@ -52,7 +55,7 @@ class TargetsData(TypedDict):
 
     curves: dict[Metric, list[list[list[tuple[int, float]]]]]  # by algorithm and seed: round, value
     seconds: float | None  # of a round
-    costs: list[tuple[float, float]] | None  # of a round, by algorithm: sample gradients, bytes
+    costs: list[tuple[float, ...]] | None  # of a round, by algorithm: those of COSTS that all have
     sign: int
 
 
@@ -78,10 +81,18 @@ def cost_of(record: Record, label: str) -> RoundCost | None:
     """A round's sample gradients and bytes, both ways together; None where unknown."""
     runs = [run for run in record.results["runs"] if run["algorithm"] == label]
     cost = per_round(runs[0]) if runs else None
-    return cost and {
-        "sample_gradients": cost.sample_gradients,
-        "bytes": cost.bytes_up + cost.bytes_down,
-    }
+    if cost is None:
+        return None
+    sent = cost.bytes_up + cost.bytes_down
+    if math.isnan(cost.sample_gradients):
+        return {"bytes": sent}
+    return {"sample_gradients": cost.sample_gradients, "bytes": sent}
+
+
+def known_costs(record: Record) -> dict[str, list[float]]:
+    """The costs that are known of all algorithms: of a round of each, by name."""
+    costs: list[Any] = [cost_of(record, label) or {} for label in record.watched]
+    return {name: [cost[name] for cost in costs] for name in COSTS if all(name in cost for cost in costs)}
 
 
 def rounds_to(
@@ -99,13 +110,9 @@ def target_tables(record: Record) -> list[tuple[list[str], list[list[str]]]]:
     targets = list(next(iter(rounds.values()), {}))
     if not targets:
         return []
-    costs = [cost_of(record, label) for label in rounds]
     tables = [_table("rounds", rounds, targets, [1.0] * len(rounds))]
-    known = [cost for cost in costs if cost is not None]
-    if len(known) == len(rounds):
-        gradients, sent = [cost["sample_gradients"] for cost in known], [cost["bytes"] for cost in known]
-        tables.append(_table("sample gradients", rounds, targets, gradients))
-        tables.append(_table("bytes", rounds, targets, sent))
+    for name, costs in known_costs(record).items():
+        tables.append(_table(COSTS[name], rounds, targets, costs))
     return tables
 
 
@@ -138,13 +145,11 @@ def targets_data(record: Record) -> TargetsData | None:
     curves = {key: [seed_curves(record, label, key) for label in record.watched] for key in MEASURES}
     if not any(curve and curve[-1][0] for seeds in curves["avg"] for curve in seeds):
         return None
-    costs = [cost_of(record, label) for label in record.watched]
+    costs = known_costs(record)
     return {
         "curves": curves,
         "seconds": seconds_per_round(record),
-        "costs": [(cost["sample_gradients"], cost["bytes"]) for cost in costs if cost]
-        if all(costs)
-        else None,
+        "costs": list(zip(*costs.values(), strict=True)) if costs else None,
         "sign": record.judged.sign,
     }
 
@@ -188,7 +193,8 @@ def targets_section(record: Record) -> str:
             cells.append("–" if at is None else f"{at * seconds:.3g}")
         rows += f'<tr><th scope="row">{escaped(display_name(label))}</th>'
         rows += "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-    names = ["rounds", *(["sample gradients", "bytes"] if costs else []), *(["seconds"] if seconds else [])]
+    known = [COSTS[name] for name in known_costs(record)]
+    names = ["rounds", *known, *(["seconds"] if seconds else [])]
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     runs = len(with_history(record.results["runs"]))
     timed = (
@@ -206,7 +212,8 @@ def targets_section(record: Record) -> str:
         else "The first evaluated round at which the run is at the target."
     )
     words += " Averages are of validation samples." * bool(record.of_curves)
-    words += " Gradients and bytes are those of all clients." * (costs is not None) + timed
+    what = " and ".join(name.removeprefix("sample ") for name in known).capitalize()
+    words += f" {what} are those of all clients." * bool(known) + timed
     options = "".join(f'<option value="{key}">{escaped(name)}</option>' for key, name in MEASURES.items())
     table = scroll(
         f"<thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody>",

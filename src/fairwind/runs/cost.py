@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairwind.codecs import codec_of
 from fairwind.contract import (
     AnyAlgorithm,
     GradientAlgorithm,
@@ -14,11 +15,13 @@ from fairwind.contract import (
     PersonalAlgorithm,
     PooledAlgorithm,
 )
+from fairwind.data.counter import draw
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
 from fairwind.runs.schema import RunRow, TotalCost
 
 BYTES = 4  # of a parameter, float32
+DRAWS = 200  # of participants that are not drawn alike, over which their shares are averaged
 
 
 class Cost(NamedTuple):
@@ -49,22 +52,27 @@ def round_cost(algorithm: AnyAlgorithm, train: Tensor, settings: Settings, param
     probed = torch.zeros_like(train)
     if algorithm.probe == "gradient":
         probed = train if settings.probe_samples is None else train.clamp(max=settings.probe_samples)
-    up = down = 1  # vectors of the model's length: the update, the model
+    vector = BYTES * parameters
+    up = vector if settings.codec is None else codec_of(settings.codec).bytes(parameters, BYTES)
+    down = vector  # the model
     local = getattr(algorithm, "local", None)
-    down += local is not None and local.shared is not None
-    up += isinstance(algorithm, MemoryAlgorithm | GradientAlgorithm)  # changes of memories, or gradients
+    down += vector * (local is not None and local.shared is not None)
+    up += vector * isinstance(algorithm, MemoryAlgorithm | GradientAlgorithm)  # memories, gradients
     if isinstance(algorithm, GradientAlgorithm) and algorithm.corrected:
         trained = 2 * trained  # of each batch at both models
-        down += 1  # the mean gradient
+        down += vector  # the mean gradient
     if isinstance(algorithm, PersonalAlgorithm) and algorithm.alone:
         up = down = 0
     elif isinstance(algorithm, PooledAlgorithm):
         return Cost(float(trained.sum()), 0, 0)
     elif isinstance(algorithm, PersonalAlgorithm):
         trained = 2 * trained  # the personal model takes as many steps
-    vectors = BYTES * parameters * participants
-    share = participants / clients
-    return Cost(share * float((trained + probed).sum()), up * vectors, down * vectors)
+    share: float | Tensor = participants / clients
+    if settings.selection == "size":
+        hashes = torch.randint(2**32, (DRAWS, clients), generator=torch.Generator().manual_seed(0))
+        chosen = torch.cat([draw(each, participants, train.double()) for each in hashes])
+        share = torch.bincount(chosen, minlength=clients) / DRAWS
+    return Cost(float((share * (trained + probed)).sum()), up * participants, down * participants)
 
 
 def with_fine_tuning(cost: TotalCost, train: Tensor, settings: Settings) -> TotalCost:
@@ -91,9 +99,14 @@ def _trained(train: Tensor, solver: Solver) -> Tensor:
 
 
 def per_round(run: RunRow) -> Cost | None:
-    """Of a run in results.json; None of a real federation, and where the file is too old to say."""
-    total = run.get("cost")
-    if not total or not run["rounds"]:
+    """Of a run in results.json; None where the file is too old to say.
+
+    The gradients that the clients of a real federation computed are not known, and NaN.
+    """
+    total, rounds = run.get("cost"), run["rounds"]
+    if not total or not rounds:
         return None
-    cost = Cost(*(total[name] / run["rounds"] for name in ("sample_gradients", "bytes_up", "bytes_down")))
-    return cost if all(map(math.isfinite, cost)) else None
+    sent = total["bytes_up"] / rounds, total["bytes_down"] / rounds
+    if not all(map(math.isfinite, sent)):
+        return None
+    return Cost(total.get("sample_gradients", math.nan) / rounds, *sent)

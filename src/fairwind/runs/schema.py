@@ -115,9 +115,10 @@ class SummaryRow(SummaryMetrics):
 class TotalCost(TypedDict):
     """What all clients of a run computed and sent."""
 
-    sample_gradients: float
+    sample_gradients: NotRequired[float]
     bytes_up: float
     bytes_down: float
+    bytes_evaluation: NotRequired[float]
 
 
 class PrivacyConfig(TypedDict):
@@ -196,7 +197,9 @@ class SettingsConfig(TypedDict):
     solver: SolverConfig
     participation: float
     clients_per_round: int | None
+    selection: str
     probe_samples: int | None
+    codec: str | None
     eval_every: int
     finetune: float
     target: float | None
@@ -231,7 +234,9 @@ class FederatedConfig(TypedDict):
     sends: str
     bounds: dict[str, str]
     clients_per_round: int | None
+    selection: NotRequired[str]
     clients: NotRequired[int]
+    codec: NotRequired[str]
     defence: NotRequired[str]
     privacy: NotRequired[PrivacyConfig]
 

@@ -22,7 +22,7 @@ from fairwind.engine.layout import Parts, flattened
 from fairwind.engine.local import local_part, trains_alone
 from fairwind.engine.loop.learner import Learner, Modification, difference, split
 from fairwind.engine.loop.tally import ClientResult, RunTotals, measured, outcome
-from fairwind.engine.memory import Memories, OwnParts
+from fairwind.engine.memory import Compression, Memories, OwnParts
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.schedule import Order, Plan, Planner
@@ -61,7 +61,9 @@ class Loop:
         memories: Memories,
         own: OwnParts,
         plan: ExecutionPlan,
+        compression: Compression | None = None,
     ):
+        self.compression = compression
         self.federation, self.planner, self.runs = federation, planner, runs
         self.memories, self.own = memories, own
         self.threads, self.gram_numbers = plan.threads.value, plan.sizes.gram_numbers
@@ -98,7 +100,7 @@ class Loop:
     def round(self, x: Tensor, loss0: Tensor, shared: Shared, finish: Callable[[RoundSums], None]) -> None:
         more: dict[int, Tensor] = {}
         tallies = [
-            RunTotals(r, run, x[r], partial(shared, r), self.memories, self.gram_numbers)
+            RunTotals(r, run, x[r], partial(shared, r), self.memories, self.gram_numbers, self.compression)
             for r, run in enumerate(self.runs)
         ]
         for r, clients, report in self._trained(x, loss0, shared, more):

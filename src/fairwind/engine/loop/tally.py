@@ -10,8 +10,8 @@ from torch import Tensor
 from fairwind.aggregation import contribute, usable_clients
 from fairwind.contract import CohortAlgorithm, GramAlgorithm, MemoryAlgorithm, Report
 from fairwind.engine.executor import RoundSums, Run
-from fairwind.engine.loop.learner import CompensatedSum
-from fairwind.engine.memory import Memories, changed
+from fairwind.engine.loop.learner import CompensatedSum, norm
+from fairwind.engine.memory import Compression, Memories, changed
 from fairwind.engine.round_updates import RoundUpdates
 
 
@@ -46,9 +46,11 @@ class RunTotals:
         shared: Callable[[], Tensor],
         memories: Memories,
         gram_numbers: int,
+        compression: Compression | None = None,
     ):
         """For the r-th run, whose clients receive x (P,) and u (P,), if that is `shared`."""
         self.r, self.algorithm, self.shared, self.memories = r, run.algorithm, shared, memories
+        self.compression = compression
         self.total = CompensatedSum(x)
         self.sums: Any = None
         self.used, self.left_out = torch.zeros(2, dtype=torch.int64, device=x.device)
@@ -63,6 +65,7 @@ class RunTotals:
     def add(self, clients: list[ClientResult], report: Report) -> None:
         """Adds clients, given also their reports (n,)."""
         self.lowest = torch.fmin(self.lowest, report.loss.nan_to_num(torch.inf).min())
+        clients, report, left_out = self._sent(clients, report)
         if self.held is not None or isinstance(self.algorithm, CohortAlgorithm | GramAlgorithm):
             usable = usable_clients(self.algorithm, report)
             assert self.held is not None
@@ -76,8 +79,19 @@ class RunTotals:
             for each, coef, use in zip(clients, part.coef.tolist(), usable.tolist(), strict=True):
                 if use:
                     self.total.add(coef, each.update)
+        if self.compression is not None:
+            self.compression.keep(self.r, self._numbers(clients), usable, left_out)
         self.used += usable.sum()
         self.left_out += (~usable).sum()
+
+    def _sent(self, clients: list[ClientResult], report: Report) -> tuple[list[ClientResult], Report, Tensor]:
+        """What arrives of clients' updates, and what a codec leaves out (n, P)."""
+        if self.compression is None:
+            return clients, report, report.size
+        arrived, left_out = self.compression.sent(self.r, self._numbers(clients), _together(clients))
+        length = torch.stack([norm([update]) for update in arrived])
+        clients = [each._replace(update=update) for each, update in zip(clients, arrived, strict=True)]
+        return clients, report._replace(update_norm=length), left_out
 
     def _numbers(self, clients: list[ClientResult]) -> Tensor:
         return torch.tensor([each.client for each in clients], device=self.lowest.device)

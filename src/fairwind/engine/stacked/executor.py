@@ -20,7 +20,7 @@ from fairwind.engine.evaluation import split
 from fairwind.engine.executor import ClientUpdates, RoundSums, Run, Shared, over_ranks
 from fairwind.engine.extras import AlgorithmExtras, MeanGradient, OwnPart, Trained
 from fairwind.engine.local import Locals, Modifications, locals_of
-from fairwind.engine.memory import Memories, OwnParts
+from fairwind.engine.memory import Compression, Memories, OwnParts
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.schedule import Planner
@@ -49,11 +49,12 @@ class Stacked:
         own: OwnParts,
         plan: ExecutionPlan,
         ranks: Ranks = ALONE,
+        compression: Compression | None = None,
     ):
         self.model, self.planner, self.runs, self.plan = model, planner, runs, plan
         self.threads, self.device, self.ranks = plan.threads.value, federation.device, ranks
         self.locals = locals_of(runs, torch.empty(0, dtype=model.dtype, device=self.device))
-        self.extras = AlgorithmExtras(model, memories, own, runs, federation, plan)
+        self.extras = AlgorithmExtras(model, memories, own, runs, federation, plan, compression)
         vectors = max(each.rules.vectors for each in self.locals.values())
         self.cutter = Cutter(model, planner, runs, plan, vectors=vectors)
         self.algorithms = by_algorithm(runs)
@@ -177,11 +178,13 @@ class Stacked:
                 return self._personal(local, modifications, models, chunk, workspaces)
             given = local, modifications, models, probed, loss0, chunk, workspaces
             report, delta, own = self._train(*given)
+            report, left_out = self.extras.sent(chunk, report, delta)
             waits = self.plan.graphs.value == "none"
             part = contributions(self.algorithms, chunk, report, delta, waits=waits)
-            return self.extras.after(
+            done = self.extras.after(
                 local, modifications, chunk, report, delta, part, own, copy=not self.one_chunk
             )
+            return done._replace(left_out=[(r, who, part.usable[at], e) for r, who, at, e in left_out])
 
         for way, local in self.locals.items():
             modifications = local.modifications(layout, x, shared, more)
@@ -196,11 +199,8 @@ class Stacked:
                     held[r].add(*each)
                 self.extras.remember(local, trained)
         if self.ranks.world > 1:
-            for r in (
-                range(len(self.runs))
-                if self.extras.own.width
-                else sorted({*self.extras.memories.values, *held})
-            ):
+            coded = range(len(self.runs) if self.extras.compression or self.extras.own.width else 0)
+            for r in sorted({*self.extras.memories.values, *held, *coded}):
                 self.extras.share(r, *self.cutter.clients(r), models, more, held, self.ranks)
         return over_ranks(totals.outcome(layout, more, held), self.runs, self.ranks)
 

@@ -16,14 +16,11 @@ from fairwind.engine import tuning
 from fairwind.engine.layout import Layout, Parts
 from fairwind.engine.machine import matmul_precision
 from fairwind.engine.modules import activations, copied, duplicate, read
-from fairwind.engine.plain import PlainModel, judged
+from fairwind.engine.plain import TOLERANCE, PlainModel, agree, judged
 from fairwind.engine.stacked.gradients import Dense, Factored, Gradient, is_linear, watch
 from fairwind.errors import first_line
 from fairwind.layers import CountedRandomness, OperationCounter, key_names, stackable
 from fairwind.layers.batch_norm import MASK, Masked
-
-# Tolerance of gradients relative to their norm; in float32 cuDNN may round factors to TF32.
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
 
 Seen = dict[int, Tensor]  # by the indices of parts
 # Names for types, because PyTorch's compiler cannot read such an annotation inside a function.
@@ -246,7 +243,7 @@ class StackedModel:
                     exact = plain.gradients([plain.training_loss(*plainly, int(key[row]))])
                 exact += plain.tensors[len(exact) :]
                 stacked = [each[row] for each in (*found, *moved)]
-                if not _agree(stacked, exact, TOLERANCE.get(self.dtype, 0.1)):
+                if not agree(stacked, exact, TOLERANCE.get(self.dtype, 0.1)):
                     raise CannotStackError(
                         "its gradients, stacked and padded, are not those of a plain backward pass "
                         "(do samples of a batch influence each other?)"
@@ -366,15 +363,6 @@ def _with_masks(module: nn.Module, states: Layout) -> list[str]:
         mask = torch.ones((), dtype=torch.bool, device=next(module.buffers()).device)
         module.get_submodule(norm).register_buffer(MASK, mask, persistent=False)
     return mine
-
-
-def _agree(found: list[Tensor], exact: list[Tensor | None], tolerance: float) -> bool:
-    """Whether gradients are equal up to rounding; values that are not finite cannot be compared."""
-    full = [torch.zeros_like(f) if e is None else e for f, e in zip(found, exact, strict=True)]
-    a, b = (torch.cat([g.detach().double().reshape(-1) for g in each]) for each in (found, full))
-    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-        return True
-    return bool((a - b).norm() <= tolerance * b.norm() + 1e-12)
 
 
 def _formed(factors: Gradient, exact: Gradient) -> bool:
