@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from engine import cost, taken
+from engine import CLOCKS, Clock, cost, taken
 from fairwind import Settings, algorithms
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run
@@ -62,6 +62,18 @@ CPU = {
     "compiled": Ablation("steps compiled ahead of time", {"steps": "eager"}, "femnist", ONE, 1, COMPILED),
     "threads": Ablation("threads of the loop", ONE_THREAD, "leaf", ONE, 1, LOOP),
     "workers": Ablation("worker threads of the loop", ONE_THREAD, "lstm", ONE, 1, LOOP),
+    "channels-last": Ablation(
+        "channels last in the loop", {"convolutions": "as called"}, "convolutions", ONE, 1, LOOP
+    ),
+    "channels-last-leaf": Ablation("the same", {"convolutions": "as called"}, "leaf", ONE, 1, LOOP),
+    "convolutions": Ablation(
+        "hand-written steps of convolutions",
+        {"executor": "loop", "steps": "eager", "convolutions": "channels last"},
+        "convolutions",
+        ONE,
+        1,
+        COMPILED,
+    ),
     "sort": Ablation("sorting by NumPy", {}, "synthetic", ONE, 1, COMPILED, {"NUMPY_SORTS": False}),
 }
 ROUNDS, STEPS, EAGER = {"graphs": "steps"}, {"graphs": "none"}, {"steps": "eager"}
@@ -108,7 +120,7 @@ def simulation(path: Ablation, device: str, plan: ExecutionPlan | None = None) -
     return made
 
 
-def measure(path: Ablation, device: str, repeats: int) -> dict[str, Any]:
+def measure(path: Ablation, device: str, repeats: int, clock: Clock) -> dict[str, Any]:
     ours = simulation(path, device)
     switched: dict[str, Any] = {part: Decision(value, "ablation") for part, value in path.without.items()}
     with changed(path.constants):
@@ -117,8 +129,8 @@ def measure(path: Ablation, device: str, repeats: int) -> dict[str, Any]:
     pairs = []
     for _ in range(repeats):
         with changed(path.constants):
-            slow = cost(other, rounds)
-        pairs.append((slow, cost(ours, rounds)))
+            slow = cost(other, rounds, clock)
+        pairs.append((slow, cost(ours, rounds, clock)))
     ratios = [slow / fast for slow, fast in pairs]
     return {
         "what": path.what,
@@ -143,11 +155,12 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=list(PATHS), default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="process: on a busy machine")
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
     results = []
     for name in o.names or PATHS[o.device]:
-        result = measure(PATHS[o.device][name], o.device, o.repeats)
+        result = measure(PATHS[o.device][name], o.device, o.repeats, CLOCKS[o.clock])
         results.append({"name": name, **result})
         print(
             f"{result['what']} ({result['task']}, {result['runs']} runs): {result['ratio']:.2f}× "
@@ -155,7 +168,12 @@ def main() -> None:
             flush=True,
         )
         if o.json:
-            content = {"environment": environment(o.device), "repeats": o.repeats, "results": results}
+            content = {
+                "environment": environment(o.device),
+                "repeats": o.repeats,
+                "clock": o.clock,
+                "results": results,
+            }
             o.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -53,16 +53,20 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def taken(work: Callable[[], object]) -> float:
-    """Seconds."""
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "process": time.process_time}
+
+
+def taken(work: Callable[[], object], clock: Clock = time.perf_counter) -> float:
+    """Seconds; of the processor, by the clock "process"."""
     wait()
-    began = time.perf_counter()
+    began = clock()
     work()
     wait()
-    return time.perf_counter() - began
+    return clock() - began
 
 
-def cost(simulation: Simulation, rounds: int) -> float:
+def cost(simulation: Simulation, rounds: int, clock: Clock = time.perf_counter) -> float:
     """Seconds of a client's local step, all of a round counted."""
     before = simulation.client_steps
 
@@ -70,14 +74,17 @@ def cost(simulation: Simulation, rounds: int) -> float:
         for _ in range(rounds):
             simulation.step()
 
-    seconds = taken(work)
+    seconds = taken(work, clock)
     return seconds / (simulation.client_steps - before)
 
 
 class Loop:
     """Clients that train one after another, as everyone would write it."""
 
-    def __init__(self, task: Task, data: Federation, settings: Settings):
+    optimizer: Callable[..., torch.optim.Optimizer] = staticmethod(torch.optim.SGD)
+
+    def __init__(self, task: Task, data: Federation, settings: Settings, clock: Clock = time.perf_counter):
+        self.clock = clock
         self.data, self.solver, self.precision = data.to(settings.device), settings.solver, settings.precision
         self.device = torch.device(settings.device)
         self.model = task.model().to(self.device)
@@ -103,7 +110,7 @@ class Loop:
                 for p, value in zip(self.model.parameters(), self.start, strict=True):
                     p.copy_(value)
             trainable = [p for p in self.model.parameters() if p.requires_grad]
-            optimizer = torch.optim.SGD(trainable, self.solver.lr)
+            optimizer = self.optimizer(trainable, self.solver.lr)
             begin, size = int(self.data.start[k]), int(self.data.train[k])
             order = begin + torch.randperm(size, device=self.device)
             with torch.set_grad_enabled(probe == "gradient"):
@@ -130,7 +137,7 @@ class Loop:
 
         torch.set_num_threads(self.threads)
         with matmul_precision(self.precision, self.device):
-            seconds = taken(work)
+            seconds = taken(work, self.clock)
         torch.set_num_threads(all_threads)
         return seconds / steps
 

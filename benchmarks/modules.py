@@ -13,7 +13,17 @@ from zoo import ZOO, Specimen
 from zoo.specimen import CLASSES, classes, clients, images
 from zoo.vision import leaf_cnn, resnet18
 
-__all__ = ["GPT2", "MIDDLE", "ZOO", "Encoder", "Lstm", "Specimen", "leaf_cnn", "resnet18"]
+__all__ = ["GPT2", "MIDDLE", "ZOO", "Encoder", "Lstm", "Specimen", "leaf_cnn", "resnet18", "small_cnn"]
+
+
+def small_cnn(channels: int, first: int, second: int, pixels: int) -> nn.Module:
+    """Two convolutions of 3×3, each with ReLU and max pooling, and a dense layer for ten classes."""
+    left = ((pixels - 2) // 2 - 2) // 2
+    return nn.Sequential(
+        *(nn.Conv2d(channels, first, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(first, second, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(second * left * left, 10)),
+    )
 
 
 class Lstm(nn.Module):

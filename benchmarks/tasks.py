@@ -13,7 +13,7 @@ from fairwind.data.partition import dirichlet
 from fairwind.data.synthetic import synthetic
 from fairwind.models import lstm, mlp, vgg11
 from fairwind.models.dense import linear
-from modules import GPT2, Encoder, Lstm, leaf_cnn, resnet18
+from modules import GPT2, Encoder, Lstm, leaf_cnn, resnet18, small_cnn
 
 WORDS, TOKENS, WIDTH = 20_000, 25, 100
 
@@ -97,6 +97,20 @@ def _solver(setup: str) -> Solver:
 
 BATCH_10, BATCH_32 = Solver(lr=0.01, batch_size=10), Solver(lr=0.01, batch_size=32)
 
+
+def small_convolutions(channels: int, first: int, second: int, pixels: int) -> Task:
+    """Clients that train a small convolutional network."""
+    return Task(
+        f"Convolutions {channels}-{first}-{second}",
+        noise((channels, pixels, pixels), 10, 60, 140),
+        24,
+        24,
+        lambda: small_cnn(channels, first, second, pixels),
+        BATCH_10,
+        True,
+    )
+
+
 TASKS = {
     "synthetic": Task(
         "Synthetic, linear 60×10", lambda n: synthetic(clients=n), 100, 100, _linear, _solver("synthetic")
@@ -107,6 +121,7 @@ TASKS = {
         "Sent140, LSTM 2×100", tweets, 697, 20, lambda: lstm(vectors=_vectors()), _solver("sent140")
     ),
     "leaf": Task("LEAF's CNN", noise((1, 28, 28), 62, 50, 150), 64, 10, leaf_cnn, BATCH_10, True),
+    "convolutions": small_convolutions(1, 16, 32, 28),
     "resnet": Task("ResNet-18, group norm", noise((3, 32, 32), 10, 80, 160), 32, 2, resnet18, BATCH_32, True),
     "lstm": Task("nn.LSTM", texts(5000, 32, 50, 150), 128, 12, Lstm, BATCH_10, True),
     "encoder": Task("Transformer encoder", texts(5000, 32, 50, 150), 128, 8, Encoder, BATCH_10, True),

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from fairwind.contract import TYPES, GradientAlgorithm, MemoryAlgorithm
+from fairwind.engine import plan
 from fairwind.engine.backends.backend import HANDWRITTEN, Handwritten
 from fairwind.engine.backends.classifier import Classifier
+from fairwind.engine.backends.convolutions import Convolutions
 from fairwind.engine.plan import Decision, Gradients, Graphs, Place, Steps
 from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
@@ -76,6 +78,47 @@ def linear_model() -> nn.Module:
     return nn.Linear(FEATURES, CLASSES).double()
 
 
+def convolutions() -> nn.Module:
+    first = nn.Unflatten(1, (1, 1, FEATURES)), nn.Conv2d(1, 4, (1, 2)), nn.ReLU(), nn.MaxPool2d((1, 2))
+    second = nn.Conv2d(4, 3, 1), nn.Tanh(), nn.Flatten(), nn.Linear(6, CLASSES)
+    return nn.Sequential(*first, *second).double()
+
+
+def small_convolutions() -> nn.Module:
+    first = nn.Unflatten(1, (1, 1, FEATURES)), nn.Conv2d(1, 4, 2, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(4, 3, (1, 2), bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(6, CLASSES)
+    return nn.Sequential(*first, *second).double()
+
+
+class Viewed(nn.Module):
+    """The same, with a `view` of what the convolutions give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = convolutions()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.all[:-2](x)  # type: ignore[index]
+        out: Tensor = self.all[-1](maps.view(len(x), -1))  # type: ignore[index]
+        return out
+
+
+def kept_in_memory(last: bool) -> Callable[[Simulation], bool]:
+    """Whether the loop's activations have their channels last."""
+
+    def shown(made: Simulation) -> bool:
+        executor: Any = made.executor
+        seen = []
+        for learner in executor.workers.states:
+            second = [layer for layer in learner.model.module.modules() if isinstance(layer, nn.Conv2d)][1]
+            hook = second.register_forward_hook(lambda layer, given, out: seen.append(out.stride(1) == 1))
+            learner.model.module(torch.zeros(2, FEATURES, dtype=torch.float64))
+            hook.remove()
+        return bool(seen) and all(one == last for one in seen)
+
+    return shown
+
+
 def in_chunks(made: Simulation) -> bool:
     executor: Any = made.executor
     kinds = ("training", "corrected", "personal")
@@ -103,11 +146,21 @@ RECORDED: dict[str, Any] = {
 }
 CHUNKS, HOST, LOOP, ON = {"memory": 4e-5}, {"data_on": "host"}, {"engine": "loop"}, {"compile": "on"}
 TWO = {"workers": 2} if DEVICE == "cpu" else {}
+UNMODELLED = tuple(name for name, work in WORK.items() if "model" not in work)
 LONG_STEPS = {f"{TUNING}.MIN_THREADED_SECONDS": 0}
 COMPILED = "ahead-of-time" if DEVICE == "cpu" else "torch.compile"
 
 EAGER = {
-    "stacked": Path({}, {"executor": "stacked", "steps": "eager", "gradients": "dense", "data": "device"}),
+    "stacked": Path(
+        {},
+        {
+            "executor": "stacked",
+            "steps": "eager",
+            "gradients": "dense",
+            "data": "device",
+            "convolutions": "none",
+        },
+    ),
     "chunks": Path(CHUNKS, {"executor": "stacked"}, shown=in_chunks),
     "workers": Path(TWO | CHUNKS, {"executor": "stacked", "workers": 2}, shown=in_chunks),
     "factors": Path({}, {"executor": "stacked", "gradients": "factored"}, FACTORED, work=PLAIN),
@@ -136,6 +189,27 @@ EAGER = {
     "loop": Path(LOOP, {"executor": "loop"}, {f"{TUNING}.MAX_REPORTED_CLIENTS": 3}),
     "loop and host": Path(LOOP | HOST, {"executor": "loop", "data": "host"}),
     "loop and workers": Path(LOOP | TWO, {"executor": "loop", "workers": 2}, LONG_STEPS),
+    "convolutions as products": Path(
+        {"engine": "stacked"},
+        {"executor": "stacked", "convolutions": "products"},
+        model=convolutions,
+        work=UNMODELLED,
+    ),
+    "loop, channels last": Path(
+        LOOP | TWO,
+        {"executor": "loop", "convolutions": "channels last"},
+        LONG_STEPS,
+        kept_in_memory(last=True),
+        model=convolutions,
+        work=UNMODELLED,
+    ),
+    "loop, viewed": Path(
+        LOOP,
+        {"executor": "loop", "convolutions": "as called"},
+        shown=kept_in_memory(last=False),
+        model=Viewed,
+        work=UNMODELLED,
+    ),
     "hand-written": Path(
         ON | TWO,
         {"steps": "hand-written"},
@@ -146,6 +220,9 @@ EAGER = {
         never=("scaled", "mime"),
     ),
 }
+EAGER["hand-written convolutions"] = EAGER["hand-written"]._replace(
+    shown=computed_by(Convolutions), code=Convolutions, model=small_convolutions
+)
 AHEAD_OF_TIME = {
     # In chunks of one and of two rows, too, as compiled code likes least
     "compiled": Path(ON | TWO | {"memory": 1e-6}, {"steps": COMPILED, "gradients": "dense"}, shown=in_chunks),
@@ -153,7 +230,7 @@ AHEAD_OF_TIME = {
     "compiled and host": Path(ON | HOST | CHUNKS, {"steps": COMPILED, "data": "host"}),
 }
 PATHS = EAGER | AHEAD_OF_TIME
-CPU_ONLY = ("workers", "factors", "host and workers", "loop and workers", "hand-written")
+CPU_ONLY = ("workers", "channels last", "factors", "host and workers", "loop and workers", "hand-written")
 
 Numbers = dict[tuple[str, int], dict[str, Tensor]]  # by label and seed
 
@@ -165,7 +242,7 @@ def test_all_hand_written_code_is_a_path_here() -> None:
 def test_every_value_of_a_plan_is_a_path_here() -> None:
     elsewhere = {"auto", "torch.compile" if DEVICE == "cpu" else "ahead-of-time"}  # settings; other devices
     values = {value for path in PATHS.values() for value in (*path.plan.values(), path.graphs)}
-    for part in (Engine, Steps, Gradients, Graphs, Place):
+    for part in (Engine, Steps, Gradients, plan.Convolutions, Graphs, Place):
         assert set(get_args(part)) - elsewhere <= values
 
 
@@ -209,7 +286,11 @@ def numbers(made: Simulation) -> Numbers:
 def plain_loop(work: str, model: Callable[[], nn.Module]) -> Numbers:
     options = {"model": model} | WORK[work]
     names = [name for name in ALGORITHMS if takes(work, name)]
-    return numbers(simulation(FEDERATION, names, SEEDS, engine="loop", workers=1, **options))
+    made = simulation(FEDERATION, names, SEEDS, engine="loop", workers=1, **options)
+    if made.plan.convolutions.value != "none":
+        other = made.plan._replace(convolutions=Decision("as called", "the plain loop"))
+        made = simulation(FEDERATION, names, SEEDS, engine="loop", workers=1, plan=other, **options)
+    return numbers(made)
 
 
 FEDERATION = make_federation([1, 2, 3, 17, 45, 8, 1, 26])  # single samples, partial batches, full ones
@@ -229,8 +310,8 @@ def assert_gives_the_loops_numbers(
     options = {"model": path.model} | WORK[work] | path.settings
     made = simulation(FEDERATION, names, [*seeds], **options)
     if path.graphs != "none":
-        plan = made.plan._replace(graphs=Decision(path.graphs, "replayed on a CPU"))
-        made = simulation(FEDERATION, names, [*seeds], plan=plan, **options)
+        other = made.plan._replace(graphs=Decision(path.graphs, "replayed on a CPU"))
+        made = simulation(FEDERATION, names, [*seeds], plan=other, **options)
     for part, taken in path.plan.items():
         assert getattr(made.plan, part).value == taken, made.plan
     found = numbers(made)

@@ -77,6 +77,7 @@ COUNTS = Counts(  # of a small model
     recurrent=0,
     flops=400,
     replaces_functions=False,
+    channels_last=False,
     draws_by_generator=False,
 )
 STACKED = StackedCounts(
@@ -141,6 +142,17 @@ def test_the_loops_threads_follow_the_model() -> None:
     assert "one core" in threads(1)[2]
 
 
+def test_channels_last_is_for_convolutions_in_the_loop_of_a_cpu() -> None:
+    def convolutions(machine: Machine, stacking: StackedCounts | str, **counts: Any) -> str:
+        return decided(machine, Settings(), stacking, **counts).convolutions.value
+
+    assert convolutions(HOST, "it cannot") == "none"
+    assert convolutions(HOST, "it cannot", convolutions=2) == "as called"
+    assert convolutions(HOST, "it cannot", convolutions=2, channels_last=True) == "channels last"
+    assert convolutions(GPU, "it cannot", convolutions=2, channels_last=True) == "as called"
+    assert convolutions(GPU, STACKED, convolutions=2) == "products"
+
+
 def test_a_plan_of_a_gpu() -> None:
     plan = decided(GPU, Settings())
     values = {name: decision.value for name, decision in plan._asdict().items()}
@@ -151,6 +163,7 @@ def test_a_plan_of_a_gpu() -> None:
         "executor": "stacked",
         "steps": "eager",
         "gradients": "dense",
+        "convolutions": "none",
         "graphs": "rounds",
         "workers": 1,
         "threads": 1,

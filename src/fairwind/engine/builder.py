@@ -115,6 +115,8 @@ def build_engine(
             plan, stacked = _planned(first, plain, planner, runs, settings, machine, placed)
         else:
             stacked = _stacked(first, plain, federation, plan) if plan.executor.value == "stacked" else None
+    if plan.convolutions.value == "channels last":
+        plain.put_channels_last()
     start = {seed: plain.layout.flatten(model).to(plan.device.value) for seed, model in models.items()}
     x = torch.stack([start[run.seed] for run in runs])
     if not plan.on_gpu:
@@ -262,6 +264,7 @@ def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run], *, coded: 
         recurrent=plain.counts.recurrent,
         flops=plain.flops,
         replaces_functions=plain.randomness == "functional",
+        channels_last=plain.channels_last,
         draws_by_generator=plain.uses_generators,
     )
 

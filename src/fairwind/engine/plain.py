@@ -1,13 +1,15 @@
 """A user's module, trained one model at a time with ordinary PyTorch."""
 
 import copy
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import itemgetter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind, mapped, tensors
@@ -33,6 +35,9 @@ from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, OperationCounter, counted, key_names
 from fairwind.scores import Score
 
+# Tolerance of gradients relative to their norm; in float32 cuDNN may round factors to TF32.
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
+
 Randomness = Literal["none", "functional", "generator"]
 FITTED, AUGMENTED = 4, 8  # samples with which a loss and scores are tried, and an augmentation
 
@@ -48,6 +53,7 @@ class PlainModel:
     counts: OperationCounter  # of a local step on one sample
     per_sample: int  # activations
     flops: int  # operations of a sample's forward pass
+    channels_last = False  # whether convolutions may put channels last in memory
     evaluated_numbers = tuning.CPU.evaluated_numbers  # of a batch of test samples
 
     def __init__(self, model: nn.Module, device: torch.device, augmentation: Augmentation):
@@ -92,7 +98,49 @@ class PlainModel:
             made._fit(federation, loss, score, batch_size)
             made.per_sample = activations(made.module, sample[0], made.dtype, made.dtype)
             made.flops = forward_operations(made.module, sample[0])
+        made.channels_last = made._agrees_with_channels_last(federation)
         return made
+
+    def put_channels_last(self) -> list[RemovableHandle]:
+        """Puts channels last in memory from the first convolution on; returns what undoes it.
+
+        Parameters keep their memory layout, and what is computed is the same up to rounding.
+        """
+        layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d)]
+        return [layer.register_forward_pre_hook(_channels_last) for layer in layers]
+
+    def _agrees_with_channels_last(self, federation: Federation) -> bool:
+        """Whether a step on two samples, and their outputs, are the same with channels last on a CPU.
+
+        Modules fail that `view` activations.
+        """
+        if federation.device.type != "cpu" or not self.counts.convolutions:
+            return False
+        inputs, targets = federation.at(slice(0, 2))
+
+        def computed() -> list[Tensor | None]:
+            self.load(self.layout.parts(self.start))
+            self.train()
+            with torch.enable_grad():
+                found = self.gradients([self.training_loss(inputs, targets, 0)])
+            self.train(False)
+            with torch.no_grad():
+                return [*found, self.evaluation_loss(inputs, targets)]
+
+        handles: list[RemovableHandle] = []
+        try:
+            with self.own_generators():
+                expected = computed()
+                handles += self.put_channels_last()
+                return bool(handles) and agree(computed(), expected, TOLERANCE.get(self.dtype, 0.1))
+        except Exception:  # whatever a user's module makes of this layout
+            return False
+        finally:
+            for handle in handles:
+                handle.remove()
+            for weight in self.weights:
+                weight.grad = None
+            self.train()
 
     def _drawn(self, inputs: Any) -> tuple[Randomness, bool]:
         """What a forward pass draws in the current mode, and whether it calls functions to be replaced."""
@@ -227,6 +275,22 @@ class PlainModel:
         self.counts = OperationCounter()
         with torch.random.fork_rng(devices), torch.enable_grad(), self.counts:
             self.gradients([self._loss(call(self.module, inputs), targets)])
+
+
+def _channels_last(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Inputs of a layer, images with their channels last in memory."""
+    x, *others = given
+    return (x.to(memory_format=torch.channels_last) if x.dim() == 4 else x, *others)
+
+
+def agree(found: Sequence[Tensor | None], exact: Sequence[Tensor | None], tolerance: float) -> bool:
+    """Whether gradients are equal up to rounding; none is zero, and what is not finite cannot be compared."""
+    difference, size = 0.0, 0.0
+    for f, e in zip(found, exact, strict=True):
+        a, b = (0.0 if g is None else g.detach().to_dense().double() for g in (f, e))
+        difference += float(torch.as_tensor(a - b).square().sum())
+        size += float(torch.as_tensor(b).square().sum())
+    return not math.isfinite(difference + size) or difference**0.5 <= tolerance * size**0.5 + 1e-12
 
 
 def _rows(samples: Any) -> list[Any]:

@@ -17,6 +17,7 @@ Value = TypeVar("Value", bound=str | int | float, covariant=True)
 Place = Literal["device", "host"]
 Steps = Literal["eager", "ahead-of-time", "torch.compile", "hand-written"]
 Gradients = Literal["dense", "factored"]
+Convolutions = Literal["none", "as called", "channels last", "products"]
 Graphs = Literal["none", "steps", "rounds"]
 Scored = Literal["all", "one"]
 
@@ -37,6 +38,7 @@ class ExecutionPlan(NamedTuple):
     executor: Decision[Engine]  #: "stacked" (all clients at once) or "loop" (one after another).
     steps: Decision[Steps]  #: "eager", "ahead-of-time" (compiled), "torch.compile" or "hand-written" (C++).
     gradients: Decision[Gradients]  #: "factored" ones are never stored.
+    convolutions: Decision[Convolutions]  #: PyTorch's ("as called" or "channels last"), or "products".
     graphs: Decision[Graphs]  #: What is recorded as CUDA graphs.
     workers: Decision[int]  #: Threads that share the clients.
     threads: Decision[int]  #: Threads of one kernel on a CPU.
@@ -95,6 +97,7 @@ class Counts(NamedTuple):
     recurrent: int
     flops: int  # of a sample's forward pass
     replaces_functions: bool  # to draw random numbers, which slows down every operation
+    channels_last: bool  # whether a CPU may keep activations with channels last in memory
     draws_by_generator: bool  # from PyTorch's generators, which threads share
 
 
@@ -238,9 +241,16 @@ def decide(case: Case, placed: Placement, stacking: StackedCounts | str) -> Exec
         return _loop(case, placed, stacking)
     if case.settings.engine == "stacked":
         return _stacked(case, placed, stacking, "engine=stacked")
+    if _handwritten_convolutions(case, stacking, _steps(case, placed, stacking)):
+        return _stacked(case, placed, stacking, "there are C++ steps for its convolutions")
     if case.chosen_by_speed and case.loop_seconds < case.stacked_seconds(stacking):
         return _loop(case, placed, case.gains_nothing)
     return _stacked(case, placed, stacking, "the model can be stacked")
+
+
+def _handwritten_convolutions(case: Case, stacked: StackedCounts, steps: Decision[Steps]) -> bool:
+    """Whether all local steps and probes are C++ for convolutions, which is faster than the loop."""
+    return bool(case.counts.convolutions) and stacked.handwritten == "all" and steps.value == "hand-written"
 
 
 def resolved_settings(settings: Settings, machine: Machine, plan: ExecutionPlan) -> Settings:
@@ -263,6 +273,7 @@ def _loop(case: Case, placed: Placement, why: str) -> ExecutionPlan:
         executor=Decision("loop", why),
         steps=Decision("eager", "clients train one after another"),
         gradients=Decision("dense", "clients train one after another"),
+        convolutions=_loop_convolutions(case),
         graphs=Decision("none", "they are for stacked clients on a GPU"),
         workers=workers,
         threads=threads,
@@ -281,12 +292,15 @@ def _stacked(case: Case, placed: Placement, stacked: StackedCounts, why: str) ->
     scorer: Decision[Scored] = Decision("all", "their layers are computed together")
     if case.machine.on_gpu and counts.flops >= tuning.MIN_SINGLE_SCORED_FLOPS:
         scorer = Decision("one", "one model's batch fills the GPU")
+    if _handwritten_convolutions(case, stacked, steps):
+        scorer = Decision("one", "PyTorch's convolutions are faster than those of all models at once")
     asked = "one per core" if settings.workers is None else f"workers={settings.workers}"
     return ExecutionPlan(
         *placed,
         executor=Decision("stacked", why),
         steps=steps,
         gradients=_gradients(case.factors_help, stacked.factored_layers),
+        convolutions=_stacked_convolutions(case),
         graphs=_graphs(case, hosted="host" in (placed.data.value, vectors.value)),
         workers=Decision(case.workers, asked),
         threads=Decision(1, "threads share the clients, not the kernels"),
@@ -357,6 +371,8 @@ def _steps(case: Case, placed: Placement, stacked: StackedCounts) -> Decision[St
         a_round = tuning.SAVED_SECONDS_PER_CALL * max(
             counts.most_steps, int(numbers // room * counts.mean_steps)
         )
+    if stacked.handwritten == "all" and counts.convolutions:  # about half of what the loop takes
+        a_round = counts.rows * counts.mean_steps * case.loop_seconds / 2
     saved, what = settings.rounds * a_round, f"compiling takes about {takes:.0f} s, and saves about"
     if saved < takes:
         return Decision("eager", f"{what} {saved:.2g} s in {settings.rounds} rounds")
@@ -369,6 +385,22 @@ def _gradients(possible: bool, layers: int) -> Decision[Gradients]:
     if possible and layers:
         return Decision("factored", f"{layers} large dense layer{'s' * (layers > 1)}")
     return Decision("dense", "no large dense layer" if possible else "factors are for plain SGD on a CPU")
+
+
+def _loop_convolutions(case: Case) -> Decision[Convolutions]:
+    if not case.counts.convolutions:
+        return Decision("none", "the model has none")
+    if case.machine.on_gpu:
+        return Decision("as called", "channels last is for a CPU")
+    if not case.counts.channels_last:
+        return Decision("as called", "the model has no nn.Conv2d, or cannot train with channels last")
+    return Decision("channels last", "a CPU's kernels are faster for this memory layout")
+
+
+def _stacked_convolutions(case: Case) -> Decision[Convolutions]:
+    if not case.counts.convolutions:
+        return Decision("none", "the model has none")
+    return Decision("products", "clients have different kernels")
 
 
 def _graphs(case: Case, *, hosted: bool) -> Decision[Graphs]:

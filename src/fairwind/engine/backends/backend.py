@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, assert_never
 
 from fairwind.engine.backends.classifier import Classifier
 from fairwind.engine.backends.compiling import Library, compiled_for_gpu
+from fairwind.engine.backends.convolutions import Convolutions
 from fairwind.engine.backends.native import compiler
 from fairwind.engine.executor import Run
 from fairwind.engine.local import PLAIN, Locals, Pass, Rules
@@ -31,12 +32,12 @@ class Handwritten(Protocol):
         kind: str, model: StackedModel, data: tuple[Any, Any], rules: Rules, solver: Solver
     ) -> bool: ...
 
-    def __init__(self, kind: str, model: StackedModel, rules: Rules) -> None: ...
+    def __init__(self, kind: str, model: StackedModel, data: tuple[Any, Any], rules: Rules) -> None: ...
 
     def driver(self) -> TakeSteps: ...  # for one thread
 
 
-HANDWRITTEN: tuple[type[Handwritten], ...] = (Classifier,)
+HANDWRITTEN: tuple[type[Handwritten], ...] = (Classifier, Convolutions)
 
 
 def _handwritten(
@@ -76,7 +77,7 @@ def compile_steps(how: Steps, kind: Kind, workspaces: Sequence[Workspace], solve
         library: Library | Handwritten
         match how:
             case "hand-written" if code := _handwritten(kind, first.model, first.data, first.rules, solver):
-                library = code(kind, first.model, first.rules)
+                library = code(kind, first.model, first.data, first.rules)
             case "hand-written" | "ahead-of-time":
                 library = Library(first.step, *first.example())
             case _:

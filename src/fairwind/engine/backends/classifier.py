@@ -48,7 +48,7 @@ class Classifier:
             return False
         return (solver.plain or kind in ("gradient", "loss")) and _classifies(model, *data)
 
-    def __init__(self, kind: str, model: StackedModel, rules: Rules):
+    def __init__(self, kind: str, model: StackedModel, data: tuple[Any, Any], rules: Rules):
         self.kind = KINDS[kind]
         self.scales = torch.tensor(rules.scales, dtype=model.dtype)
         function = f"classify_{TYPES[model.dtype]}"

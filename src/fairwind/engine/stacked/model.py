@@ -16,13 +16,10 @@ from fairwind.engine import tuning
 from fairwind.engine.layout import Parts
 from fairwind.engine.machine import matmul_precision
 from fairwind.engine.modules import activations, copied, duplicate, read
-from fairwind.engine.plain import PlainModel, judged
+from fairwind.engine.plain import TOLERANCE, PlainModel, agree, judged
 from fairwind.engine.stacked.gradients import Dense, Factored, Gradient, is_linear, watch
 from fairwind.errors import first_line
 from fairwind.layers import CountedRandomness, OperationCounter, key_names, stackable
-
-# Tolerance of gradients relative to their norm; in float32 cuDNN may round factors to TF32.
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
 
 Seen = dict[int, Tensor]  # by the indices of parts
 # Names for types, because PyTorch's compiler cannot read such an annotation inside a function.
@@ -190,7 +187,7 @@ class StackedModel:
                 plain.load(self.layout.parts(x))
                 with torch.enable_grad():
                     exact = plain.gradients([plain.training_loss(*plainly, int(key[row]))])
-                if not _agree([g[row] for g in found], exact, TOLERANCE.get(self.dtype, 0.1)):
+                if not agree([g[row] for g in found], exact, TOLERANCE.get(self.dtype, 0.1)):
                     raise CannotStackError(
                         "its gradients, stacked and padded, are not those of a plain backward pass "
                         "(do samples of a batch influence each other?)"
@@ -297,15 +294,6 @@ def _gradients_of(loss: Callable[..., Any]) -> Callable[..., Found]:
 
 def _gradients(found: Parts, seen: Seen) -> list[Gradient]:
     return [Factored(g, seen[i]) if i in seen else Dense(g) for i, g in enumerate(found)]
-
-
-def _agree(found: list[Tensor], exact: list[Tensor | None], tolerance: float) -> bool:
-    """Whether gradients are equal up to rounding; values that are not finite cannot be compared."""
-    full = [torch.zeros_like(f) if e is None else e for f, e in zip(found, exact, strict=True)]
-    a, b = (torch.cat([g.detach().double().reshape(-1) for g in each]) for each in (found, full))
-    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-        return True
-    return bool((a - b).norm() <= tolerance * b.norm() + 1e-12)
 
 
 def _formed(factors: Gradient, exact: Gradient) -> bool:
