@@ -274,7 +274,7 @@ def numbers(made: Simulation) -> Numbers:
         mine |= {"loss0": made.loss0[r], "left out": made.left_out[r], "lowest": made.lowest[r]}
         if r in made.memories.values:
             mine["memory"] = made.memories.values[r]
-        if made.left_out_of_updates:
+        if r in made.left_out_of_updates:
             mine["left out of updates"] = made.left_out_of_updates[r]
     for i, view in enumerate(made.views):
         mine = found[made.runs[view.run].label, view.seed]
