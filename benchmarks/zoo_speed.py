@@ -68,7 +68,7 @@ def measure(
     )
     given = {"loss": specimen.loss or cross_entropy, "score": specimen.score or accuracy}
     runs = [Run("adafedadam", algorithms.adafedadam(), 0)]
-    ours = Simulation(specimen.model, data, runs, settings, **given)  # type: ignore[arg-type]
+    ours = Simulation(specimen.model, data, runs, settings, sharing=specimen.sharing, **given)  # type: ignore[arg-type]
     loop = ZooLoop(specimen, data, settings)
     ours.step()
     rounds = max(1, int(SECONDS / taken(ours.step)))

@@ -40,6 +40,7 @@ class Exchange:
         sends = options.get("sends", "report")
         own: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy}
         own |= {"clients": len(self.clients), "codec": options.get("codec")}
+        own |= {"division": one.division, "statistics": one.own.averages[0]}
         self.server = Aggregator(algorithms.build(spec), one.layout, one.start(), **own)
 
     @property
@@ -70,7 +71,8 @@ class Exchange:
 def simulated(task: Task, spec: str, *, seed: int = 0, **options: Any) -> Simulation:
     own: dict[str, Any] = {"rounds": 50, "compile": "off", "device": "cpu", "workers": 1, "eval_every": 50}
     settings = Settings(solver=task.solver, **own | options)
-    made = Simulation(task.model, task.federation, [Run(spec, algorithms.build(spec), seed)], settings)
+    runs = [Run(spec, algorithms.build(spec), seed)]
+    made = Simulation(task.model, task.federation, runs, settings, sharing=task.sharing)
     made.start()
     return made
 

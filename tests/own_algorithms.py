@@ -67,10 +67,16 @@ def scaled() -> AnyAlgorithm:
     return LocalAlgorithm(lambda x: Seen(torch.zeros_like(x)), mean.client, server, "none", local)
 
 
+def measured() -> AnyAlgorithm:
+    """FedAvg whose clients measure loss and gradient, of which it makes nothing."""
+    return algorithms.fedavg(size=1.0)._replace(probe="gradient")
+
+
 OWN: dict[str, Callable[[], AnyAlgorithm]] = {
     "worst_first": worst_first,
     "by_angle": by_angle,
     "scaled": scaled,
+    "measured": measured,
 }
 
 

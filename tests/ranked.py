@@ -10,11 +10,12 @@ import torch
 from conftest import make_federation
 from fairwind import InputError, algorithms, setups
 from fairwind.engine import tuning
+from fairwind.engine.layout import Sharing
 from fairwind.engine.ranks import find, join
 from fairwind.engine.simulation import Simulation
 from fairwind.setups import Where
 from samples import as_tensor
-from simulations import SOLVERS, Spoilt, simulation
+from simulations import SOLVERS, Spoilt, normed_model, simulation
 
 EVERY = list(algorithms.REGISTRY)
 CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
@@ -42,6 +43,16 @@ CASES: dict[str, tuple[list[str], list[int], dict[str, Any]]] = {
     "more ranks than rows, without probes": (["fednova"], [0], {"clients_per_round": 1}),
     "more ranks than rows, with more than sums": (["mime", "scaffold"], [0], {"clients_per_round": 1}),
     "more ranks than rows, of updates": (["ditto", "fedfv"], [0], {"clients_per_round": 1}),
+    "personal heads, averaged statistics": (
+        ["adafedadam", "ditto", "scaffold", "fedfv"],
+        [0, 1],
+        {"model": normed_model, "sharing": Sharing("3.*", "shared"), "participation": 0.5},
+    ),
+    "more ranks than rows, personal norms": (
+        ["adafedadam"],
+        [0],
+        {"model": normed_model, "sharing": Sharing(None, "local"), "clients_per_round": 1},
+    ),
 }
 
 
@@ -64,8 +75,10 @@ def outcome(case: str) -> dict[str, Any]:
     counts = {"left_out": sim.left_out.tolist(), "stalled": sim.stalled.tolist(), "steps": sim.client_steps}
     lines = sim.history + sim.final().lines
     found = {"first": first, "x": sim.x.cpu(), "states": states, "counts": counts, "history": lines}
+    kept = {r: kept.cpu() for r, kept in sim.memories.values.items()}
     left_out = {r: each.cpu() for r, each in sim.left_out_of_updates.items()}
-    return found | {"kept": {r: kept.cpu() for r, kept in sim.memories.values.items()}, "left out": left_out}
+    own = {name: each.cpu() for name, each in sim.own.tensors().items()}
+    return found | {"kept": kept, "left out": left_out, "own": own}
 
 
 def outcomes() -> dict[str, Any]:

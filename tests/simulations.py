@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from conftest import CLASSES, DEVICE, FEATURES, make_model
 from fairwind import Federation, Settings, Solver
 from fairwind.engine.executor import Run
+from fairwind.engine.layout import ALL_SHARED
 from fairwind.engine.loop.executor import Loop
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.ranks import join
@@ -34,6 +35,7 @@ def simulation(federation: Federation, names: Sequence[str], seeds: list[int], *
     runs = [Run(name, algorithm, seed) for name in names for algorithm in [built(name)] for seed in seeds]
     model = options.pop("model", make_model)
     loss, plan = options.pop("loss", cross_entropy), options.pop("plan", None)
+    sharing = options.pop("sharing", ALL_SHARED)
     own: dict[str, Any] = {
         "rounds": 6,
         "eval_every": 2,
@@ -42,7 +44,8 @@ def simulation(federation: Federation, names: Sequence[str], seeds: list[int], *
         "device": DEVICE,
         "workers": 1,
     }
-    made = Simulation(model, federation, runs, Settings(**own | options), loss=loss, ranks=join(), plan=plan)
+    settings, ranks = Settings(**own | options), join()
+    made = Simulation(model, federation, runs, settings, loss=loss, sharing=sharing, ranks=ranks, plan=plan)
     made.start()
     return made
 
@@ -77,6 +80,11 @@ def run_short(monkeypatch: pytest.MonkeyPatch, kind: str, fits: int) -> list[int
     made = getattr(stacked, f"{kind}_step")
     monkeypatch.setattr(stacked, f"{kind}_step", lambda *given: scarce(made(*given), fits, failures))
     return failures
+
+
+def normed_model() -> nn.Sequential:
+    layers = nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, CLASSES)
+    return nn.Sequential(*layers).double()
 
 
 def dropout_model() -> nn.Sequential:

@@ -71,7 +71,7 @@ class Result:
     """What it is, if not an algorithm's own model: local, pooled or finetuned."""
     new_clients: NewClients | None = field(default=None, repr=False)
     """The same of clients that took no part in training, if there are any, and the model fits them."""
-    personal: bool = False  #: Whether each client has a model: parameters in `state_dict` are (K, …).
+    personal: bool = False  #: Whether each client has a model: what is its own in `state_dict` is (K, …).
     task: Task | None = field(default=None, repr=False, compare=False)
     """The task, if it was given; else a comparison's directory may say which it is."""
     path: Path | None = field(default=None, repr=False, compare=False)
@@ -378,7 +378,7 @@ def of_simulation(simulation: Simulation, results: Results, path: Path | None, t
                 clients=list(simulation.federation.names),
                 baseline=run.baseline,
                 new_clients=_on_new_clients(simulation, run),
-                personal=run.model == "personal",
+                personal=bool(simulation.own_names(r)),
                 task=task,
                 path=path,
             )
@@ -423,6 +423,7 @@ def load(path: str | Path, *, task: Task | None = None) -> Comparison:
         history = read_history(files, results)
         names = [score["name"] for score in results["scores"]]
         rows, clients = results["runs"], json.loads(metadata["names"])
+        own_parts = bool(results["sharing"]["personal"]) if "sharing" in results else False
         rounds, watched = json.loads(metadata["rounds"]), len(with_history(rows))
         new = [row for row in rows if "new_clients" in row]
 
@@ -455,7 +456,7 @@ def load(path: str | Path, *, task: Task | None = None) -> Comparison:
                 clients=clients,
                 baseline=row.get("baseline"),
                 new_clients=on_new_clients(row),
-                personal=row.get("model") == "personal",
+                personal=row.get("model") == "personal" or own_parts,
                 task=task,
                 path=path,
             )

@@ -7,11 +7,13 @@ from torch import nn
 
 from fairwind.data.federation import Federation
 from fairwind.engine.augmentation import Augmentation
+from fairwind.engine.layout import BatchNorm, Sharing
 from fairwind.engine.losses.fitting import check_loss
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.settings import Model
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, python_numbers, whole
+from fairwind.models.norms import converted
 from fairwind.scores import as_scores
 
 
@@ -34,6 +36,14 @@ class Task:
     augment: Any = None
     """A function that changes the inputs of a training batch (B, …) at random, before the model and anew at
     every local step; or several. See `fairwind.augment`."""
+    personal: Any = None
+    """Which parameters and buffers stay with each client, while algorithms average the others: a pattern of
+    names such as "head.*", a type of module such as `torch.nn.LayerNorm`, a function of name and tensor, or
+    several of these."""
+    batch_norm: BatchNorm | None = None
+    """What is done with batch norm: "local" keeps it with each client, "shared" averages its statistics by
+    sample counts, "recomputed" computes them after training on all clients' samples, "frozen" leaves layers
+    as they are given, "group" replaces them by group norm. None refuses batch norm that trains."""
     solver: Solver = field(default_factory=Solver)
     """How clients train."""
     rounds: int = 100
@@ -58,8 +68,15 @@ class Task:
         if self.score is not None:
             as_scores(self.score)
         Augmentation(self.augment)
+        if self.sharing.batch_norm in ("frozen", "group"):
+            object.__setattr__(self, "model", converted(self.model, self.sharing.batch_norm))
         if not self.name:
             object.__setattr__(self, "name", self.federation.name)
+
+    @property
+    def sharing(self) -> Sharing:
+        """Which of the model's tensors are averaged."""
+        return Sharing(self.personal, self.batch_norm)
 
     def sourced(self, source: str) -> "Task":
         """The same task, as found by the command line; without a name of its own it has its source's."""

@@ -414,9 +414,9 @@ def test_clients_alone_train_no_other_model(engine: Engine, monkeypatch: pytest.
         assert list(stacked_of(made).locals) == ["personal"]
     trained, calls, steps = made.x.clone(), [], Learner.steps
 
-    def counted(*given: Any) -> None:
+    def counted(*given: Any, **more: Any) -> None:
         calls.append(1)
-        steps(*given)
+        steps(*given, **more)
 
     monkeypatch.setattr(Learner, "steps", counted)
     made.step()

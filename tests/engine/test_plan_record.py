@@ -66,6 +66,8 @@ COUNTS = Counts(  # of a small model
     mean_steps=5.0,
     most_steps=9,
     summed=True,
+    phases=False,
+    own_parts=False,
     kept_numbers=0,
     batch_size=10,
     plain_sgd=True,
@@ -178,6 +180,7 @@ def test_a_plan_of_a_gpu() -> None:
     [
         ({"repeats": False}, "graphs", "steps"),
         ({"summed": False}, "graphs", "steps"),
+        ({"own_parts": True}, "graphs", "steps"),
         ({"kept_numbers": 1 << 31}, "client_vectors", "host"),
         ({"kept_numbers": 1 << 31}, "graphs", "steps"),
         ({"flops": 10**8}, "scorer", "one"),

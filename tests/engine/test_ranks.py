@@ -83,7 +83,7 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
         found = first[case]
         assert found["counts"] == expected["counts"], case
         torch.testing.assert_close(found["first"], expected["first"], **exact)
-        for what in ("x", "states", "kept", "left out"):
+        for what in ("x", "states", "kept", "own", "left out"):
             torch.testing.assert_close(found[what], second[case][what], **exact)
             torch.testing.assert_close(found[what], expected[what], rtol=1e-10, atol=1e-10)
         assert found["history"] == second[case]["history"]

@@ -32,14 +32,15 @@ ELSEWHERE |= {f"federation.source{name}" for name in ("", "[].file", "[].bytes",
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With groups, validation samples, new clients, two scores, baselines, and stopped: all it may hold."""
+    """With groups, validation samples, new clients, two scores, all models, and stopped: all it may hold."""
     out = tmp_path_factory.mktemp("run") / "mine"
     draw = torch.Generator().manual_seed(0)
     clients = [(torch.randn(20, 4, generator=draw), torch.arange(20) % 2) for _ in range(6)]
     federation = fw.Federation.from_clients(
         clients, groups=["north", "south"] * 3, validation=0.1, new_clients=["0", "1"]
     )
-    task = fw.Task(lambda: nn.Linear(4, 2), federation, score=[fw.scores.accuracy, fw.scores.f1], rounds=6)
+    scores = [fw.scores.accuracy, fw.scores.f1]
+    task = fw.Task(lambda: nn.Linear(4, 2), federation, score=scores, rounds=6, personal="bias")
     options: dict[str, Any] = {"eval_every": 2, "after_evaluation": lambda lines: lines[0]["round"] == 4}
     options |= {"seeds": [0, 1], "finetune": 1, "progress": False}
     fw.compare(task, ["adafedadam", "ditto", "local"], **options, out=out)

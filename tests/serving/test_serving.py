@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fairwind as fw
 from command import called, refused
+from conftest import make_federation
 from fairwind import models
 from fairwind.runs.files import sealed, write_json
 from fairwind.runs.references import load_task
@@ -376,3 +377,45 @@ def test_a_federations_directory_is_not_sent_to_a_command_that_refuses_it(tmp_pa
     write_json(tmp_path / "recipe.json", sealed({"federated": {}}))
     with pytest.raises(fw.InputError, match="with the same 'flwr run' again, or the same NVFLARE job"):
         fw.load(tmp_path)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("personal", "batch_norm"),
+    [("3.*", "local"), (None, "shared"), (None, "recomputed"), ("0.*", "shared"), ("3.*", "group")],
+)
+@pytest.mark.filterwarnings("ignore:batch_norm=:UserWarning")
+def test_a_client_predicts_with_the_shared_part_and_its_own(
+    personal: Any, batch_norm: Any, tmp_path: Path
+) -> None:
+    """What is a client's own is (K, …) in state dicts, and results name it; loaded and exported, too."""
+    federation = make_federation([12, 30, 9], dtype=torch.float32)
+    task = fw.Task(normed, federation, personal=personal, batch_norm=batch_norm)
+    make: Any = task.model
+    ours = fw.compare(task, ["fedavg", "ditto"], out=tmp_path / "run", rounds=2, progress=False)
+    loaded, shapes = fw.load(tmp_path / "run", task=task), {n: v.ndim for n, v in make().state_dict().items()}
+    facts = loaded.results["sharing"]
+    assert facts == ours.results["sharing"]
+    assert facts["batch_norm"] == batch_norm
+    for result, again in zip(ours, loaded, strict=True):
+        own = {name for name, value in again.state_dict.items() if value.ndim > shapes[name]}
+        assert result.personal == again.personal == bool(own)
+        if result.algorithm != "ditto (personal)":
+            assert own == set(facts["personal"])
+        for k, name in enumerate(federation.names):
+            module = make()
+            module.load_state_dict({n: v[k] if n in own else v for n, v in again.state_dict.items()})
+            begin, size = int(federation.start[k] + federation.train[k]), int(federation.test[k])
+            inputs, labels = federation.at(slice(begin, begin + size))
+            with torch.no_grad():
+                assert torch.equal(again.predict(name), module.eval()(inputs))
+            accuracy = 100 * (result.predict(name).argmax(1) == labels).double().mean()
+            torch.testing.assert_close(float(accuracy), float(result.score[k]))
+        file = again.save(tmp_path / "model.safetensors", client=1 if own else None)
+        assert {n: v.ndim for n, v in load_file(file).items()} == shapes
+    other = replace(task, personal="0.bias")
+    with pytest.raises(fw.InputError, match="differs in its personal part or batch_norm"):
+        fw.compare(other, ["fedavg", "ditto"], out=tmp_path / "run", rounds=2, progress=False)

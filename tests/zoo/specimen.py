@@ -7,6 +7,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from fairwind.engine.layout import ALL_SHARED, Sharing
+
 Values = Tensor | tuple[Tensor, ...] | dict[str, Tensor]  # of n samples, which come first
 Client = tuple[Values, Values]  # inputs and targets
 PerSample = Callable[[Any, Any], Tensor]  # outputs, targets -> (B,)
@@ -27,6 +29,7 @@ class Specimen(NamedTuple):
     executor: Literal["stacked", "loop"] = "stacked"
     note: str = ""  # why it does not stack
     needs: tuple[str, ...] = ()  # packages to import
+    sharing: Sharing = ALL_SHARED  # what stays with each client, and what is done with batch norm
 
 
 def clients(draw: Callable[[int, Generator], Client]) -> Callable[[], list[Client]]:

@@ -279,5 +279,6 @@ def _identity(asked: Search) -> dict[str, Any]:
         "local rates": list(asked.rates),
         "loss or score": known["judged_by"],
         "augmentation": known["augment"],
+        **({"personal part or batch_norm": known["sharing"]} if "sharing" in known else {}),
         **decide,
     }

@@ -21,10 +21,11 @@ from fairwind.engine.backends.backend import handwritten
 from fairwind.engine.checks import check_room
 from fairwind.engine.evaluation import Scorer
 from fairwind.engine.executor import Executor, Run, seeing
+from fairwind.engine.layout import ALL_SHARED, Sharing
 from fairwind.engine.local import locals_of
 from fairwind.engine.loop.executor import Loop
 from fairwind.engine.machine import Machine, compute_type, find_machine
-from fairwind.engine.memory import Compression, Memories, first_vectors
+from fairwind.engine.memory import Compression, Memories, OwnParts, first_vectors
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import (
     Case,
@@ -59,6 +60,7 @@ class BuiltEngine(NamedTuple):
     stacked: StackedModel | None
     x: Tensor  # (R, P) the runs' first models
     memories: Memories
+    own: OwnParts
     executor: Executor
     compression: Compression | None  # of the updates that clients send
 
@@ -66,6 +68,11 @@ class BuiltEngine(NamedTuple):
     def scorer(self) -> Scorer:
         """Scores models that share samples."""
         return self.stacked if self.stacked is not None and self.plan.scorer.value == "all" else self.plain
+
+    @property
+    def prober(self) -> Scorer:
+        """Scores models that share samples as probes do."""
+        return self.plain.as_probed() if self.plain.normed_by_batch else self.scorer
 
     def place(self, federation: Federation) -> Federation:
         """Other clients' samples where these are, in the model's type."""
@@ -87,6 +94,7 @@ def build_engine(
     loss: Any,
     score: Any = None,
     augment: Any = None,
+    sharing: Sharing = ALL_SHARED,
     ranks: Ranks = ALONE,
     first_client: int = 0,
     plan: ExecutionPlan | None = None,
@@ -110,21 +118,29 @@ def build_engine(
         settings.selection,
     )
     with _threads(placed, 1):
-        plain = PlainModel.fitted(first, federation, loss, score, planner.solver.batch_size, augment)
+        size = planner.solver.batch_size
+        plain = PlainModel.fitted(first, federation, loss, score, size, augment, sharing)
+        if settings.solver.personal_first is not None and not plain.division.trained:
+            raise InputError(
+                f"personal_first={settings.solver.personal_first} trains a personal part first, and no "
+                'parameter is personal: give Task(…, personal="head.*")'
+            )
         if plan is None:
             plan, stacked = _planned(first, plain, planner, runs, settings, machine, placed)
         else:
             stacked = _stacked(first, plain, federation, plan) if plan.executor.value == "stacked" else None
     if plan.convolutions.value == "channels last":
         plain.put_channels_last()
-    start = {seed: plain.layout.flatten(model).to(plan.device.value) for seed, model in models.items()}
-    x = torch.stack([start[run.seed] for run in runs])
+    start = {seed: plain.whole.flatten(model).to(plan.device.value) for seed, model in models.items()}
+    whole = torch.stack([start[run.seed] for run in runs])
+    x, own_start = whole[:, : plain.layout.parameters].contiguous(), whole[:, plain.layout.parameters :]
     if not plan.on_gpu:
         keep_memory()
     check_room(runs, planner.participants * x[0].nbytes, machine)
     on_host = plan.client_vectors.value == "host"
     keep = partial(Memories, clients=len(federation), device=x.device, on_host=on_host)
-    memories, compression = keep(first_vectors(runs, x)), None
+    memories, compression = keep(first_vectors(runs, x, own_start)), None
+    own = OwnParts(plain.division, own_start, federation.train, on_host=on_host)
     if settings.codec is not None:
         nothing = {r: torch.zeros_like(first) for r, first in enumerate(x)}
         compression = Compression(codec_of(settings.codec), keep(nothing))
@@ -132,11 +148,11 @@ def build_engine(
     executor: Executor
     if stacked is not None:
         stacked.evaluated_numbers = plan.sizes.evaluated_numbers
-        executor = Stacked(stacked, federation, planner, runs, memories, plan, ranks, compression)
+        executor = Stacked(stacked, federation, planner, runs, memories, own, plan, ranks, compression)
     else:
-        executor = Loop(plain, federation, planner, runs, memories, plan, compression)
+        executor = Loop(plain, federation, planner, runs, memories, own, plan, compression)
     settings = resolved_settings(settings, machine, plan)
-    made = settings, plan, federation, planner, plain, stacked, x, memories, executor
+    made = settings, plan, federation, planner, plain, stacked, x, memories, own, executor
     return BuiltEngine(*made, compression)
 
 
@@ -171,22 +187,25 @@ def fine_tuned_engine(
     models: Mapping[int, nn.Module],
     federation: Federation,
     runs: Sequence[Run],
+    first: Sequence[Tensor],
     x: Tensor,
     round: int,
     settings: Settings,
     **task: Any,
 ) -> BuiltEngine:
-    """Trains every client alone from its run's model x (R, P), with batches drawn as for this round.
+    """Trains every client alone from its first model of each run (K, ·), with batches as of this round.
 
-    The clients' `memories` are then their models (K, P), by run. The learning rate is the solver's first.
+    The clients' `memories` are then their models (K, ·), by run; x (R, P) are the runs' models. The learning
+    rate is the solver's first.
     """
-    solver = replace(settings.solver, epochs=settings.finetune, steps=None, lr_decay=1.0, lr_schedule=None)
+    work: dict[str, Any] = {"epochs": settings.finetune, "steps": None, "personal_first": None}
+    solver = replace(settings.solver, **work, lr_decay=1.0, lr_schedule=None)
     alone = replace(settings, solver=solver, participation=1.0, clients_per_round=None, codec=None)
     alone = replace(alone, compile="off")
     runs = [run._replace(algorithm=CLIENTS_ALONE) for run in runs]
     engine = build_engine(models, federation, runs, alone, **task)
     for r, kept in engine.memories.values.items():
-        kept.copy_(x[r].expand_as(kept))
+        kept.copy_(first[r])
     loss0 = torch.full((len(runs), len(federation)), torch.nan, dtype=torch.float64, device=x.device)
     with engine.threads(engine.executor.threads):
         engine.executor.prepare(round)
@@ -253,7 +272,9 @@ def _counts(plain: PlainModel, planner: Planner, runs: Sequence[Run], *, coded: 
         mean_steps=float(steps.double().mean()),
         most_steps=int(steps.max()),
         summed=not seeing(runs),
-        kept_numbers=keeping * len(size) * plain.layout.parameters,
+        phases=solver.personal_first is not None,
+        own_parts=bool(plain.division.own.names),
+        kept_numbers=len(size) * (keeping * plain.whole.parameters + len(runs) * plain.division.kept_numbers),
         batch_size=solver.batch_size,
         plain_sgd=solver.plain,
         own_optimizer=solver.name if callable(solver.optimizer) else "",
@@ -275,12 +296,15 @@ def _stacked_counts(
     ways = locals_of(runs, torch.empty(0, dtype=stacked.dtype))
     vectors = max(each.rules.vectors for each in ways.values())
     recurrent = [layer for layer in stacked.training.modules() if isinstance(layer, nn.RNNBase)]
+    own_parts = len(stacked.whole.names) > len(
+        stacked.shared.names
+    )  # of which hand-written steps do not know
     return StackedCounts(
         per_sample=stacked.per_sample,
         row_numbers=row_numbers(stacked, planner.solver, planner.solver.batch_size, vectors),
         operations=stacked.operations,
         factored_layers=len(stacked.factorable),
-        handwritten="none" if machine.on_gpu else handwritten(stacked, planner, runs, ways),
+        handwritten="none" if machine.on_gpu or own_parts else handwritten(stacked, planner, runs, ways),
         recurrent_layers=len(recurrent),
         by_token=sum(not lstm.fits(layer) for layer in recurrent),
     )

@@ -1,6 +1,6 @@
 """Checks before a simulation starts: runs, models and states that cannot be used are refused."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -73,12 +73,12 @@ def build(model: Model, seed: int) -> nn.Module:
         return model()
 
 
-def check_shared(models: dict[int, nn.Module]) -> None:
-    """Refuses seeds whose models differ in what all rows share: frozen parameters and buffers."""
+def check_shared(models: dict[int, nn.Module], own: Collection[str] = ()) -> None:
+    """Refuses seeds whose models differ in what all rows share: frozen parameters, buffers but `own` ones."""
 
     def shared(model: nn.Module) -> dict[str, Tensor]:
         frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
-        return frozen | dict(model.named_buffers())
+        return frozen | {n: b for n, b in model.named_buffers() if n not in own}
 
     first, *others = models.values()
     for name, value in shared(first).items():

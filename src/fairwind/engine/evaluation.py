@@ -1,6 +1,7 @@
 """Every client's loss and scores: under which models, computed how, and kept round after round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -12,7 +13,8 @@ from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run
 from fairwind.engine.local import trains_alone
 from fairwind.engine.losses.loss import Loss
-from fairwind.engine.memory import Memories
+from fairwind.engine.memory import Memories, OwnParts
+from fairwind.engine.plain import PlainModel
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.stacked.chunks import chunks
 from fairwind.runs.schema import Baseline, HistoryLine, Part
@@ -30,6 +32,11 @@ class Scorer(Protocol):
     loss: Loss
     judges: tuple[Score, ...]
     sample_weights: Tensor | None  # what samples add to the divisor of a mean loss, if not 1
+
+    @property
+    def batch(self) -> int | None:
+        """How many samples of one client are scored together, if what is computed depends on that."""
+        ...
 
     def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
@@ -58,7 +65,7 @@ def client_scores(
     judges = model.loss.as_score, *model.judges
     found = torch.zeros(len(judges), len(x), len(sizes), dtype=torch.float64, device=x.device)
     for clients in chunks(sizes, limit)[ranks.rank :: ranks.world]:
-        batches = _batches(pick(clients), sizes[clients], model.loss, limit)
+        batches = _batches(pick(clients), sizes[clients], model.batch, limit)
         judged = [model.scores(x, *federation.at(part)) for part in batches]
         for of_clients, score, each in zip(found, judges, zip(*judged, strict=True), strict=True):
             values = torch.cat(each, dim=1)
@@ -79,32 +86,35 @@ def training_losses(model: Scorer, federation: Federation, x: Tensor, ranks: Ran
     return torch.where(segment_sums(weights[None, :, None], sizes)[..., 0] > 0, losses, 0)
 
 
-def _batches(samples: Tensor, sizes: Tensor, loss: Loss, limit: int) -> Sequence[Tensor]:
-    """Samples of clients in batches across clients; or, for a loss of whole batches, of one client each."""
-    if not loss.batched:
+def _batches(samples: Tensor, sizes: Tensor, batch: int | None, limit: int) -> Sequence[Tensor]:
+    """Samples of clients in batches across clients; or in batches of a size, of one client each."""
+    if batch is None:
         return torch.split(samples, limit)
     own = samples.split_with_sizes(sizes.tolist())
-    return [part for each in own if len(each) for part in torch.split(each, loss.batch_size)] or [samples]
+    return [part for each in own if len(each) for part in torch.split(each, batch)] or [samples]
 
 
 @torch.no_grad()
 def own_scores(
     model: PersonalScorer,
     federation: Federation,
-    models: Tensor,
+    models: Pick,
     sizes: Tensor,
     pick: Pick,
     device: torch.device,
     ranks: Ranks = ALONE,
 ) -> Tensor:
-    """Loss and each score of every client under its own model, of (K, P), as float64 (·, K)."""
+    """Loss and each score of every client under its own model, as float64 (·, K).
+
+    `models` gives the whole models (n, ·) of some clients.
+    """
     limit = max(16, model.evaluated_numbers // max(64, model.per_sample))
     judges = model.loss.as_score, *model.judges
     found = torch.zeros(len(judges), len(sizes), dtype=torch.float64, device=device)
-    if model.loss.batched:  # padding would count
+    if model.batch is not None:  # padding would count
         for k in sizes.nonzero()[:, 0].tolist()[ranks.rank :: ranks.world]:
             samples = pick(torch.tensor([k]))
-            own = models[k : k + 1].to(device), sizes[k : k + 1], lambda _, samples=samples: samples
+            own = models(torch.tensor([k])), sizes[k : k + 1], lambda _, samples=samples: samples
             found[:, k] = torch.stack(client_scores(model, federation, *own))[:, 0, 0]
         return _over_ranks(found, sizes, ranks)
     # Clients of similar size together: shorter batches are padded with the client's first sample.
@@ -119,7 +129,7 @@ def own_scores(
         batch[:] = (counts.cumsum(0) - counts)[:, None]
         batch[owner, place] = torch.arange(len(owner))
         given = federation.at(samples[batch.to(samples.device)])
-        values = model.own_scores(models[clients.to(models.device)].to(device), *given)
+        values = model.own_scores(models(clients), *given)
         for of_clients, score, each in zip(found, judges, values, strict=True):
             mine = each[owner.to(device), place.to(device)][None]
             of_clients[clients.to(device)] = score.of_clients(mine, counts)[0]
@@ -143,13 +153,46 @@ def split(federation: Federation, part: Part) -> tuple[Tensor, Pick]:
 
 
 class EvaluatedModel(NamedTuple):
-    """A model of a run, or one for each client."""
+    """A model of a run, or one for each client; a global or averaged one may have parts of each client's."""
 
     label: str
     seed: int
     run: int
     model: Literal["global", "averaged", "personal"] = "global"
     baseline: Baseline | None = None  # what it is, if it is not an algorithm's own model
+
+
+class Models(NamedTuple):
+    """The models of all runs at some round."""
+
+    runs: Sequence[Run]
+    x: Tensor  # (R, P)
+    states: Sequence[Any]  # of the servers
+    memories: Memories
+    own: OwnParts
+    recomputed: Mapping[EvaluatedModel, Tensor]  # by view, statistics (·,) in place of the averaged ones
+    new: bool = False  # of clients that took no part in training: they have the mean of what others keep
+
+    def shared(self, view: EvaluatedModel) -> Tensor:
+        """The vector (P,) of a view's model that all clients share."""
+        if view.model == "averaged":
+            return averaged(self.runs[view.run], self.states[view.run]).to(self.x.dtype)
+        return self.x[view.run]
+
+    def whole(self, view: EvaluatedModel, clients: Tensor) -> Tensor:
+        """The whole models of some clients (n, ·), in the parts' order."""
+        if view.model == "personal":
+            return self.memories.take(view.run, clients)
+        if not self.own.width:
+            return self.shared(view).expand(len(clients), -1)
+        averages = self.recomputed.get(view, self.own.averages[view.run])
+        shared, averages = (part.expand(len(clients), -1) for part in (self.shared(view), averages))
+        kept: list[Tensor] = []
+        if self.own.kept and self.new:
+            kept = [self.own.mean(view.run).expand(len(clients), -1)]
+        elif self.own.kept:
+            kept = [self.own.of_clients(view.run, clients)]
+        return torch.cat([shared, *kept, averages], 1)
 
 
 def views_of(runs: Sequence[Run]) -> list[EvaluatedModel]:
@@ -186,10 +229,7 @@ def averaged(run: Run, state: Any) -> Tensor:
 
 def judge_views(
     views: Sequence[EvaluatedModel],
-    runs: Sequence[Run],
-    x: Tensor,
-    states: Sequence[Any],
-    memories: Memories,
+    models: Models,
     scorers: tuple[Scorer, PersonalScorer],
     federation: Federation,
     sizes: Tensor,
@@ -198,21 +238,52 @@ def judge_views(
 ) -> tuple[Tensor, ...]:
     """Every client's mean loss and scores under each view's model, (views, K) each, on the host.
 
-    The first of the `scorers` is for shared models, the second for personal ones.
+    The first of the `scorers` is for shared models, the second for those of each client.
     """
-    shared = [view for view in views if view.model != "personal"]
-    if [view.run for view in shared] != list(range(len(x))):
-        both = {"global": lambda r: x[r], "averaged": lambda r: averaged(runs[r], states[r]).to(x.dtype)}
-        x = torch.stack([both[view.model](view.run) for view in shared] or [x[0]])
-    found = client_scores(scorers[0], federation, x, sizes, pick, ranks)
-    rows = {(view.label, view.seed): [each[i] for each in found] for i, view in enumerate(shared)}
+    one, rows = torch.zeros(1, dtype=torch.int64), {}
+    shared = [view for view in views if view.model != "personal" and (models.new or not models.own.kept)]
+    x = models.x
+    if shared and (models.own.width or [view.run for view in shared] != list(range(len(x)))):
+        x = torch.cat([models.whole(view, one) for view in shared])
+    if shared:
+        found = client_scores(scorers[0], federation, x, sizes, pick, ranks)
+        rows = {(view.label, view.seed): [each[i] for each in found] for i, view in enumerate(shared)}
     for view in views:
-        if view.model == "personal":
-            models = memories.values[view.run]
-            own = own_scores(scorers[1], federation, models, sizes, pick, x.device, ranks)
+        if view not in shared:
+            own = own_scores(
+                scorers[1], federation, partial(models.whole, view), sizes, pick, models.x.device, ranks
+            )
             rows[view.label, view.seed] = list(own)
     in_order = [rows[view.label, view.seed] for view in views]
     return tuple(torch.stack(each).cpu() for each in zip(*in_order, strict=True))
+
+
+@torch.no_grad()
+def recomputed(
+    model: PlainModel, models: Models, views: Sequence[EvaluatedModel], federation: Federation
+) -> dict[EvaluatedModel, Tensor]:
+    """The statistics of batch norm (·,) of each view's model, on the training samples of all clients.
+
+    They are the mean of the statistics of batches, by their numbers of samples. A batch is of one client, of
+    the size of local steps, and normalised by its own statistics. A single sample may have no variance, so
+    batches of one are left out if there are others.
+    """
+    sizes, pick = split(federation, "train")
+    batches = {
+        k: torch.split(pick(torch.tensor([k])), model.batch_size) for k in sizes.nonzero()[:, 0].tolist()
+    }
+    least = min(2, max((len(part) for parts in batches.values() for part in parts), default=1))
+    found = {}
+    for view in (view for view in views if view.model != "personal"):
+        first, count = models.own.averages[view.run], 0
+        total = torch.zeros_like(first, dtype=torch.float64)
+        for k, parts in batches.items():
+            model.load(model.whole.parts(models.whole(view, torch.tensor([k]))[0]))
+            for samples in (part for part in parts if len(part) >= least):
+                total += len(samples) * model.batch_statistics(federation.at(samples)[0])
+                count += len(samples)
+        found[view] = torch.where(models.own.counters, first, (total / max(1, count)).to(first.dtype))
+    return found
 
 
 class Evaluation(NamedTuple):

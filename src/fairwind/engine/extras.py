@@ -7,19 +7,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairwind.aggregation import usable_clients
 from fairwind.contract import GradientAlgorithm, MemoryAlgorithm, Report
 from fairwind.data.federation import Federation
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.layout import Layout, Parts
 from fairwind.engine.local import Locals, Modifications, trains_alone
-from fairwind.engine.memory import Compression, Memories, changed
+from fairwind.engine.memory import Compression, Memories, OwnParts, changed
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import Ranks
 from fairwind.engine.round_updates import RoundUpdates
 from fairwind.engine.stacked.chunks import Chunk
+from fairwind.engine.stacked.model import StackedModel
 from fairwind.engine.stacked.steps import Rows
 from fairwind.engine.stacked.sums import ChunkSums, norms
 from fairwind.engine.workers import Workers
+
+
+class OwnPart(NamedTuple):
+    """What some clients of a run have for themselves after training."""
+
+    run: int
+    client: Tensor  # (n,)
+    new: Tensor  # (n, ·)
+    usable: Tensor  # (n,)
 
 
 class Trained(NamedTuple):
@@ -30,7 +41,13 @@ class Trained(NamedTuple):
     changes: dict[int, Tensor]  # by run, Σ of the changes of its clients' memories (P,)
     held: dict[int, tuple[Report, Tensor, list[Tensor]]]  # by run: reports, clients and updates
     remembered: list[tuple[int, Tensor, Tensor]]  # runs, clients, and their memories' changes or new models
+    own: list[OwnPart]
     left_out: Sequence[tuple[int, Tensor, Tensor, Tensor]] = ()  # likewise: who counts, and what a codec cut
+
+
+def _pairs(layout: Layout, parts: Parts, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parts of rows and flat vectors (n, ·), both as matrices."""
+    return zip(layout.as_matrices(parts), layout.as_matrices(layout.parts(flat)), strict=True)
 
 
 class MeanGradient:
@@ -54,15 +71,16 @@ class AlgorithmExtras:
 
     def __init__(
         self,
-        layout: Layout,
+        model: StackedModel,
         memories: Memories,
+        own: OwnParts,
         runs: Sequence[Run],
         federation: Federation,
         plan: ExecutionPlan,
         compression: Compression | None = None,
     ):
         self.compression = compression
-        self.layout, self.memories, self.runs = layout, memories, runs
+        self.model, self.layout, self.memories, self.own, self.runs = model, model.shared, memories, own, runs
         self.sizes = federation.train.to(federation.device).double()
         self.seeing = seeing(runs)
         self.workers = Workers([None] * (plan.workers.value if self.seeing else 1))
@@ -74,41 +92,60 @@ class AlgorithmExtras:
         how = self.layout.from_matrices, self.gram_numbers, self.workers
         return {r: RoundUpdates(algorithm, *how) for r, algorithm in self.seeing.items()}
 
-    def begin(self, local: Locals, chunk: Chunk, rows: Rows) -> None:
-        """Loads the clients' memories into rows: as part of their modified steps, or as initial weights."""
+    def begin(self, local: Locals | None, chunk: Chunk, rows: Rows) -> None:
+        """Loads what clients keep into rows: their own parts, and memories.
+
+        These are part of modified steps, or whole models. Probes have no `local`.
+        """
+        whole = (*rows.weights, *rows.states)
+        shared = len(self.layout.names)
         for r, here in chunk.rows_of.items():
-            if r not in self.memories.values:
+            client = chunk.clients(here)
+            if local is not None and local.way == "personal":
+                self._load(self.model.whole, whole, self.memories.take(r, client), here)
                 continue
-            kept = self.memories.take(r, chunk.clients(here))
-            if local.way == "personal":
-                for parts in filter(None, (rows.weights, rows.cast)):
-                    for place, matrix in self._pairs(parts, kept):
-                        place.index_copy_(0, here, matrix.to(place.dtype))
-            elif r in local.memories:
-                factor = local.memories[r].factor
-                for place, matrix in self._pairs(
-                    tuple(part[: len(chunk.rows)] for part in rows.offset), kept
-                ):
+            if self.own.width:
+                layout = self.model.whole.part(slice(shared, None))
+                self._load(layout, whole[shared:], self.own.take(r, client), here)
+            if local is not None and r in local.memories:
+                factor, kept = local.memories[r].factor, self.memories.take(r, client)
+                offset = tuple(part[: len(chunk.rows)] for part in rows.offset)
+                for place, matrix in _pairs(self.layout, offset, kept):
                     if len(here) == len(place):
                         place.add_(matrix, alpha=factor)
                     else:
                         place.index_add_(0, here, matrix, alpha=factor)
 
-    def _pairs(self, parts: Parts, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Parts of rows and flat vectors (n, P), both as matrices."""
-        matrices = self.layout.as_matrices(self.layout.parts(flat))
-        return zip(self.layout.as_matrices(parts), matrices, strict=True)
+    @staticmethod
+    def _load(layout: Layout, parts: Parts, flat: Tensor, here: Tensor) -> None:
+        """Copies flat vectors (n, ·) into some of the rows of parts."""
+        for place, matrix in _pairs(layout, parts, flat):
+            place.index_copy_(0, here, matrix.to(place.dtype))
 
-    def keep_models(self, chunk: Chunk, weights: list[Tensor]) -> Trained:
-        """The trained personal models that are finite."""
-        kept, counted = [], {}
+    def own_parts(self, chunk: Chunk, report: Report, rows: Rows) -> list[OwnPart]:
+        """The rows' own parts after training, by run, if the model has any."""
+        if not self.own.width:
+            return []
+        layout, shared = self.model.whole, len(self.layout.names)
+        parts, own = (*rows.weights, *rows.states)[shared:], layout.part(slice(shared, None))
+        flat, found = own.from_matrices(own.as_matrices(parts)), []
         for r, here in chunk.rows_of.items():
-            new, client = self.layout.from_matrices([matrix[here] for matrix in weights]), chunk.clients(here)
+            mine = Report(*(field[here] for field in report))
+            usable = usable_clients(self.runs[r].algorithm, mine)
+            found.append(OwnPart(r, chunk.clients(here), flat[here], usable))
+        return found
+
+    def keep_models(self, chunk: Chunk, rows: Rows) -> Trained:
+        """The trained personal models that are finite."""
+        kept, counted, layout = [], {}, self.model.whole
+        models = layout.from_matrices(layout.as_matrices((*rows.weights, *rows.states)))
+        for r, here in chunk.rows_of.items():
+            new, client = models[here], chunk.clients(here)
             usable = torch.isfinite(new).all(1, keepdim=True)
             kept.append((r, client, torch.where(usable, new, self.memories.take(r, client))))
             if trains_alone(self.runs[r]):
                 counted[r] = usable[:, 0]
-        return Trained(None, counted, {}, {}, kept)
+        return Trained(None, counted, {}, {}, kept, [])
 
     def remember(self, local: Locals, trained: Trained) -> None:
         """Stores new memories, once it is certain that their chunk will not be trained again."""
@@ -120,6 +157,8 @@ class AlgorithmExtras:
                 self.memories.put(*each)
             else:
                 self.memories.add(*each)
+        for part in trained.own:
+            self.own.put(*part)
 
     def share(
         self,
@@ -137,6 +176,8 @@ class AlgorithmExtras:
             self.compression.errors.share(r, clients.to(device), mine.to(device), ranks)
         if r in held:
             held[r].share(ranks, clients.to(device), [model[r : r + 1] for model in models])
+        if self.own.width:
+            self.own.share(r, clients.to(device), mine.to(device), ranks)
         if r in self.memories.values:
             self.memories.share(r, clients.to(device), mine.to(device), ranks)
             if isinstance(self.runs[r].algorithm, MemoryAlgorithm):
@@ -170,11 +211,12 @@ class AlgorithmExtras:
         report: Report,
         delta: list[Tensor],
         part: ChunkSums,
+        parts: list[OwnPart],
         *,
         copy: bool,
     ) -> Trained:
         """New memories and updates, as a `copy` if the next chunk overwrites the rows."""
-        found = Trained(part, {}, {}, {}, [])
+        found = Trained(part, {}, {}, {}, [], parts)
         for r, here in chunk.rows_of.items():
             if r not in self.seeing and r not in local.memories:
                 continue

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from fairwind.data.samples import cast, mapped, tensors
 from fairwind.errors import InputError, first_line
+from fairwind.layers.batch_norm import is_batch_norm, trains
 from fairwind.layers.tracing import FlopCounter
 
 
@@ -49,23 +50,9 @@ def copied(model: nn.Module, *, training: bool) -> nn.Module:
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise InputError(f"the model cannot be copied (copy.deepcopy): {first_line(error)}") from error
     for name, layer in module.named_modules():
-        tracks: Any = getattr(layer, "track_running_stats", False)
-        if not isinstance(layer, nn.modules.batchnorm._NormBase) or not (tracks or _mixes(layer)):
-            continue
-        own = [p.requires_grad for p in layer.parameters(recurse=False)]
-        if any(own) or (not own and model.get_submodule(name).training):
-            raise InputError(
-                f"layer {name or 'model'!r} is {type(layer).__name__}, whose statistics mix a batch's "
-                "samples and differ between clients; use nn.GroupNorm or nn.LayerNorm instead, or freeze it: "
-                "layer.eval().requires_grad_(False)"
-            )
-        layer.eval()
+        if is_batch_norm(layer) and not trains(model.get_submodule(name)):
+            layer.eval()
     return module
-
-
-def _mixes(layer: nn.Module) -> bool:
-    """Whether a normalisation layer mixes samples."""
-    return isinstance(layer, nn.modules.batchnorm._BatchNorm)
 
 
 def call(module: nn.Module, inputs: Any) -> Any:
@@ -104,16 +91,17 @@ def draws(module: nn.Module, inputs: Any) -> bool:
         return not all(map(torch.equal, before, states()))
 
 
-def changes_buffers(module: nn.Module, inputs: Any) -> str:
-    """The name of a buffer that a forward pass changes, or nothing."""
+def changed_buffers(module: nn.Module, inputs: Any) -> list[str]:
+    """The names of the buffers that a forward pass changes."""
     before = {name: (b, b.clone()) for name, b in module.named_buffers()}
     with torch.random.fork_rng(range(torch.cuda.device_count())), torch.no_grad():
         call(module, inputs)
     now = dict(module.named_buffers())
-    for name, (buffer, value) in before.items():
-        if now.get(name) is not buffer or not torch.equal(now[name], value):
-            return name
-    return ""
+    return [
+        name
+        for name, (buffer, value) in before.items()
+        if now.get(name) is not buffer or not torch.equal(now[name], value)
+    ]
 
 
 def _recurrent_operations(

@@ -15,7 +15,7 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import kind, mapped, tensors
 from fairwind.engine import tuning
 from fairwind.engine.augmentation import Augmentation
-from fairwind.engine.layout import Layout, Parts, copy_into
+from fairwind.engine.layout import ALL_SHARED, Division, Parts, Sharing, copy_into, flattened
 from fairwind.engine.losses.fitting import fit_loss, sample_weights
 from fairwind.engine.losses.loss import Loss, cross_entropy
 from fairwind.engine.losses.scoring import fit_scores
@@ -23,7 +23,7 @@ from fairwind.engine.machine import seed_generators
 from fairwind.engine.modules import (
     activations,
     call,
-    changes_buffers,
+    changed_buffers,
     copied,
     draws,
     duplicate,
@@ -33,6 +33,7 @@ from fairwind.engine.modules import (
 )
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, OperationCounter, counted, key_names
+from fairwind.layers.batch_norm import Masked, is_batch_norm
 from fairwind.scores import Score
 
 # Tolerance of gradients relative to their norm; in float32 cuDNN may round factors to TF32.
@@ -53,20 +54,29 @@ class PlainModel:
     counts: OperationCounter  # of a local step on one sample
     per_sample: int  # activations
     flops: int  # operations of a sample's forward pass
+    batch_size = 1  # of local steps
+    probing = False  # whether it scores samples as probes do
     channels_last = False  # whether convolutions may put channels last in memory
     evaluated_numbers = tuning.CPU.evaluated_numbers  # of a batch of test samples
 
-    def __init__(self, model: nn.Module, device: torch.device, augmentation: Augmentation):
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        augmentation: Augmentation,
+        sharing: Sharing = ALL_SHARED,
+    ):
         """Without a loss and scores: see `fitted`."""
-        self.layout, self.augmentation = Layout.of(model), augmentation
+        self.division, self.augmentation = Division.of(model, sharing), augmentation
+        self.layout, self.whole = self.division.shared, self.division.whole
         self.module = augmentation.attach(counted(copied(model, training=True)).to(device))
         # Which of its modules train; frozen normalisation does not.
         self.trains = [module.training for module in self.module.modules()]
         self.keys = key_names(self.module)
         self._find_parts()
-        self.start = self.layout.flatten(model).to(device)  # x⁰ (P,)
+        self.first = self.whole.flatten(model).to(device)  # x⁰, and every client's own part at first
         self.buffers = {name: b.clone() for name, b in self.module.named_buffers()}
-        self.changed_buffer = ""
+        self.changed: list[str] = []  # buffers that a forward pass changes
         self.evaluation_randomness: Randomness = "none"
         self.randomness: Randomness = "none"
         self.replaces = False  # whether it calls functions that need other forms to be stacked
@@ -80,6 +90,7 @@ class PlainModel:
         score: Any = None,
         batch_size: int = 1,
         augment: Any = None,
+        sharing: Sharing = ALL_SHARED,
     ) -> "PlainModel":
         """With a loss and scores, tried on a few samples; refuses a model that cannot train on these.
 
@@ -88,13 +99,14 @@ class PlainModel:
         """
         augmentation = Augmentation(augment)
         augmentation.check(federation.at(slice(0, AUGMENTED))[0])
-        made, sample = cls(model, federation.device, augmentation), federation.at(slice(0, 1))
+        made, sample = cls(model, federation.device, augmentation, sharing), federation.at(slice(0, 1))
+        made.batch_size = batch_size
         with explained(*sample):
             made.train(False)
             made.evaluation_randomness, _ = made._drawn(sample[0])
             made.train()
             made.randomness, made.replaces = made._drawn(sample[0])
-            made.changed_buffer = changes_buffers(made.module, sample[0])
+            made.changed = changed_buffers(made.module, sample[0])
             made._fit(federation, loss, score, batch_size)
             made.per_sample = activations(made.module, sample[0], made.dtype, made.dtype)
             made.flops = forward_operations(made.module, sample[0])
@@ -154,14 +166,30 @@ class PlainModel:
         return self.layout.dtype
 
     @property
+    def start(self) -> Tensor:
+        """x⁰ (P,)."""
+        return self.first[: self.layout.parameters]
+
+    @property
+    def own_start(self) -> Tensor:
+        """The part that is a client's own, as the user gave it."""
+        return self.first[self.layout.parameters :]
+
+    @property
     def uses_generators(self) -> bool:
         """Whether it draws from PyTorch's generators, which all threads share."""
         return "generator" in (self.randomness, self.evaluation_randomness)
 
     def cannot_stack(self, federation: Federation) -> str:
         """What is known to keep it from being stacked; empty if nothing is."""
-        if self.changed_buffer:
-            return f"its forward pass changes the buffer {self.changed_buffer!r}"
+        buffers = set(self.whole.names[len(self.weights) :])
+        norms = {n for n, layer in self.module.named_modules() if isinstance(layer, Masked)}
+        if others := [name for name in buffers if name.rpartition(".")[0] not in norms]:
+            return f"the buffer {min(others)!r} is personal, or of a layer that is not one of PyTorch's"
+        if changed := [name for name in self.changed if name not in buffers]:
+            return f"its forward pass changes the buffer {changed[0]!r}"
+        if self.untracked:
+            return "it has batch norm without running statistics, which mixes samples in evaluation"
         if why := self.augmentation.cannot_stack(federation.at(slice(0, 2))[0]):
             return why
         if self.randomness == "generator":
@@ -185,20 +213,56 @@ class PlainModel:
 
     def _find_parts(self) -> None:
         """Looks up what every step uses."""
-        self.weights = self.layout.weights(self.module)
+        trained = len(self.layout.names) + self.division.trained
+        self.weights: list[nn.Parameter] = self.whole.weights(self.module)[:trained]
         modules = zip(self.module.modules(), self.trains, strict=True)
         self.trained = [module for module, trains in modules if trains]
+        norms = [layer for layer in self.module.modules() if is_batch_norm(layer)]
+        # Batch norm that takes a batch's statistics in evaluation, too; and in probes
+        self.untracked: list[Any] = [layer for layer in norms if not layer.track_running_stats]
+        trained_norms: list[Any] = [layer for layer in self.trained if layer in norms]
+        self.normed_by_batch = trained_norms if self.division.recomputes else self.untracked
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All parts of the whole model; a forward pass may have assigned buffers."""
+        more = len(self.whole.names) > len(self.weights)
+        return self.whole.weights(self.module) if more else list(self.weights)
 
     def load(self, x: Parts) -> None:
-        """Puts parameters x into the module, and buffers as the user gave them."""
-        if self.changed_buffer:
+        """Puts the parts x of a whole model into the module, and other buffers as the user gave them."""
+        if self.changed:
             restore_buffers(self.module, self.buffers)
-        copy_into(self.weights, x)
+        copy_into(self.tensors, x)
 
     def train(self, training: bool = True) -> None:
         """Training mode, or evaluation mode."""
         for module in self.trained:
             module.training = training
+
+    def probe(self) -> None:
+        """The mode of probes: evaluation's, but batch norm that has no statistics yet takes a batch's."""
+        self.train(False)
+        for layer in self.normed_by_batch:
+            layer.training = True
+
+    def as_probed(self) -> "PlainModel":
+        """The same model, which scores samples as probes do."""
+        other = copy.copy(self)
+        other.probing = True
+        return other
+
+    @property
+    def probe_batch(self) -> int | None:
+        """How many samples are probed together, if what is computed depends on that."""
+        return self.batch_size if self.loss.batched or self.normed_by_batch else None
+
+    @property
+    def batch(self) -> int | None:
+        """How many samples of one client are scored together, if what is computed depends on that."""
+        if self.probing:
+            return self.probe_batch
+        return self.batch_size if self.loss.batched or self.untracked else None
 
     def gradients(self, losses: Iterable[Tensor]) -> list[Tensor | None]:
         """The gradient of the losses' sum with respect to each weight; None if they do not depend on it."""
@@ -220,8 +284,16 @@ class PlainModel:
         return self._loss(self._outputs(inputs, self.randomness, key), targets)
 
     def evaluation_loss(self, inputs: Any, targets: Any) -> Tensor:
-        """The mean loss of a batch in evaluation mode."""
+        """The mean loss of a batch in the mode of evaluation, or of probes."""
         return self._loss(self._outputs(inputs, self.evaluation_randomness), targets)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Afterwards, the statistics of batch norm that probes move are as they were."""
+        before = [(b, b.clone()) for layer in self.normed_by_batch for b in layer.buffers()]
+        yield
+        for buffer, value in before:
+            buffer.copy_(value)
 
     def _loss(self, outputs: Any, targets: Any) -> Tensor:
         return self.loss.of_batch(outputs if self.loss.own else read(outputs), targets)
@@ -236,11 +308,14 @@ class PlainModel:
         return call(self.module, inputs)
 
     def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
+        """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, ·)."""
         found = []
-        self.train(False)
+        if self.probing:
+            self.probe()
+        else:
+            self.train(False)
         with self.own_generators():
-            for parts in zip(*self.layout.parts(x), strict=True):
+            for parts in zip(*self.whole.parts(x), strict=True):
                 self.load(parts)
                 outputs = self._outputs(inputs, self.evaluation_randomness)
                 found.append(judged(self.loss, self.judges, outputs, targets))
@@ -252,16 +327,29 @@ class PlainModel:
         found = [self.scores(flat[None], *own) for flat, *own in rows]
         return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
+    def batch_statistics(self, inputs: Any) -> Tensor:
+        """The averaged statistics of batch norm (·,) of one batch alone, by which it is normalised."""
+        self.probe()
+        momenta = [layer.momentum for layer in self.normed_by_batch]
+        for layer in self.normed_by_batch:
+            layer.momentum = 1.0
+        with self.own_generators():
+            self._outputs(inputs, self.evaluation_randomness)
+        for layer, momentum in zip(self.normed_by_batch, momenta, strict=True):
+            layer.momentum = momentum
+        kept = len(self.layout.names) + self.division.kept
+        return flattened(self.tensors[kept:], self.first)
+
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
-        """A complete state dict of the user's module with parameters x (P,)."""
+        """A complete state dict of the user's module that is the whole model x (·)."""
         model = duplicate(self.module)
         restore_buffers(model, self.buffers)
-        self.layout.load(x, model)
+        self.whole.load(x, model)
         return dict(model.state_dict())
 
     def _fit(self, federation: Federation, loss: Any, score: Any, batch_size: int) -> None:
         """Finds the loss and the scores that fit a few samples, or refuses them; counts operations."""
-        self.load(self.layout.parts(self.start))
+        self.load(self.whole.parts(self.first))
         devices, some = range(torch.cuda.device_count()), federation.at(slice(0, FITTED))
         self.train(False)
         with torch.random.fork_rng(devices), torch.enable_grad():

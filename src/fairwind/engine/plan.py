@@ -86,6 +86,8 @@ class Counts(NamedTuple):
     mean_steps: float  # of clients,
     most_steps: int  # and at most
     summed: bool  # whether servers need no more than sums: not all updates
+    phases: bool  # whether parts of the model train in turn
+    own_parts: bool  # whether a part of the model is not in the vector that is summed
     kept_numbers: int  # of vectors that clients keep between rounds
     batch_size: int
     plain_sgd: bool
@@ -225,6 +227,8 @@ def why_not_stacked(case: Case) -> str:
     """Why clients train one after another, even if the model can be stacked; empty if that must be tried."""
     if case.settings.engine == "loop":
         return "engine=loop"
+    if case.counts.phases:
+        return "personal_first trains parts of the model in turn, one client after another"
     if own := case.counts.own_optimizer:
         return f"{own} is not one of the optimizers that are stacked ({', '.join(get_args(Method))})"
     # Trying is expensive for a large model, so it is left out where stacking cannot gain.
@@ -410,6 +414,8 @@ def _graphs(case: Case, *, hosted: bool) -> Decision[Graphs]:
         return Decision("steps", "what is kept on the host is copied in every round")
     if not case.counts.summed:
         return Decision("steps", "servers that see all updates decide on the host")
+    if case.counts.own_parts:
+        return Decision("steps", "what clients keep is stored after every chunk")
     if case.machine.world > 1:
         return Decision("steps", "processes exchange sums in every round")
     if not case.counts.repeats:

@@ -21,6 +21,7 @@ class Plan(NamedTuple):
     size: Tensor  # (M,) n, training samples
     epochs: Tensor  # (M,) begun, if not completed
     steps: Tensor  # (M,) τ
+    personal_steps: Tensor  # (M,) the first of them, if these train the personal part alone
     order_key: Tensor  # (M,) hash of (seed, round, client), for the order of samples
     dropout_key: Tensor  # (M,) the same for dropout
 
@@ -112,7 +113,8 @@ class Planner:
         drawn, order, dropout = _hashes((EPOCHS, ORDER, DROPOUT), seeds, round, seed, self.first + client)
         per_epoch = (size + self.solver.batch_size - 1) // self.solver.batch_size
         steps = self.solver.local_steps(self.solver.drawn_work(drawn), per_epoch)
-        return Plan(seed, client, size, -(-steps // per_epoch), steps, order, dropout)
+        first = self.solver.personal_steps(steps, per_epoch)
+        return Plan(seed, client, size, -(-steps // per_epoch), steps, first, order, dropout)
 
     def with_keys(self, plan: Plan, seeds: list[int], round: int) -> Plan:
         """The plan of another round in which the same clients take the same steps."""

@@ -20,15 +20,17 @@ from fairwind.engine.evaluation import (
     Curves,
     EvaluatedModel,
     Evaluation,
-    averaged,
+    Models,
     fine_tuned,
     judge_views,
     own_scores,
+    recomputed,
     split,
     training_losses,
     views_of,
 )
 from fairwind.engine.executor import RoundSums, Run, in_order
+from fairwind.engine.layout import ALL_SHARED, Division, Sharing
 from fairwind.engine.local import local_part, trains_alone
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.machine import matmul_precision
@@ -45,7 +47,8 @@ from fairwind.robust.rounds import lying_sums
 from fairwind.runs.schema import HistoryLine, Part, Stopped
 
 PER_RUN = "x", "loss0", "left_out", "stalled", "lowest"  # a row for each run
-OF_SOME = "memory", "error", "state", "mean"  # of the runs that have them, by kind
+OWN_PER_RUN = "trained", "averages"  # the same of clients' own parts, if there are any
+OF_SOME = "memory", "error", "own", "state", "mean"  # of the runs that have them, by kind
 
 
 class Final(NamedTuple):
@@ -54,7 +57,7 @@ class Final(NamedTuple):
     round: int
     evaluation: Evaluation
     of_new_clients: Evaluation | None
-    fine_tuned: dict[int, Tensor]  # by run, the clients' models (K, P)
+    fine_tuned: dict[int, Tensor]  # by run, the clients' models (K, ·)
 
 
 class Simulation:
@@ -70,11 +73,15 @@ class Simulation:
         loss: Any = cross_entropy,
         score: Any = None,
         augment: Any = None,
+        sharing: Sharing = ALL_SHARED,
         ranks: Ranks = ALONE,
         name: str = "",
         plan: ExecutionPlan | None = None,
     ):
-        """`loss`, `score` and `augment` as users give them: see `Task`; `plan` is decided unless given."""
+        """`loss`, `score`, `augment` and `sharing` as users give them: see `Task`.
+
+        `plan` is decided unless given.
+        """
         self.attack = None if settings.attack is None else build_attack(settings.attack)
         self.defence = None if settings.defence is None else build_defence(settings.defence)
         lying = self.attack is not None or self.defence is not None
@@ -86,10 +93,17 @@ class Simulation:
         if not federation.test.any():
             raise InputError("no client has test samples; give clients more samples or a smaller train share")
         models = {run.seed: build(model, run.seed) for run in self.runs}
-        check_shared(models)
+        own_names = Division.of(next(iter(models.values())), sharing).own.names
+        check_shared(models, set(own_names))
         task: dict[str, Any] = {"loss": loss, "score": score, "augment": augment, "ranks": ranks}
+        task["sharing"] = sharing
         federated = [run for run in self.runs if not isinstance(run.algorithm, PooledAlgorithm)]
         pooled, resolved = self.runs[len(federated) :], settings
+        if pooled and own_names:
+            raise InputError(
+                f"{pooled[0].label} has no clients, of which each keeps a part of the model: leave it out, "
+                "or personal and batch_norm"
+            )
         self.engines: list[BuiltEngine] = []
         if federated:
             self.engines.append(build_engine(models, federation, federated, settings, plan=plan, **task))
@@ -97,8 +111,10 @@ class Simulation:
         if pooled:
             self.engines.append(pooled_engine(models, federation, pooled, resolved, plan=plan, **task))
         self.engine = self.engines[0]
-        _, self.plan, _, self.planner, self.plain, self.stacked, _, self.memories, *_ = self.engine
-        self.executor, compression = self.engine.executor, self.engine.compression
+        engine, compression = self.engine, self.engine.compression
+        self.plan, self.planner, self.executor = engine.plan, engine.planner, engine.executor
+        self.plain, self.stacked = engine.plain, engine.stacked
+        self.memories, self.own = engine.memories, engine.own
         self.left_out_of_updates = {} if compression is None else compression.errors.values
         own = {name: getattr(settings, name) for name in ("solver", "participation", "clients_per_round")}
         self.settings = replace(self.engine.settings, **own)
@@ -131,6 +147,8 @@ class Simulation:
         found = torch.full((1 + len(self.scores), len(self.views), clients), torch.nan, dtype=torch.float64)
         # (views, K) each, of the watched part: losses, main score, other scores
         self.loss, self.score, *self.other_scores = found
+        # Recomputed statistics, and the round that they are of
+        self._recomputed: tuple[int, dict[EvaluatedModel, Tensor]] | None = None
         self._final: Final | None = None
 
     def start(self) -> None:
@@ -141,8 +159,9 @@ class Simulation:
             first.setdefault(self.runs[r].seed, r)
         if first:
             with matmul_precision(self.settings.precision, self.x.device):
-                x = self.x[list(first.values())]
-                losses = training_losses(self.engine.scorer, self.federation, x, self.ranks)
+                mine = list(first.values())
+                x = torch.cat([self.x[mine], self.own.start[mine]], 1)
+                losses = training_losses(self.engine.prober, self.federation, x, self.ranks)
             for r in asking:
                 self.loss0[r] = losses[list(first).index(self.runs[r].seed)]
             self._check_losses(self.loss0)
@@ -225,6 +244,7 @@ class Simulation:
             for old, new in zip(self.states[r], state, strict=True):
                 old.copy_(new)
             self.stalled[r] += ~moved
+        self.own.average()
         self.left_out[mine] += outcome.left_out
         self.lowest[mine] = torch.fmin(self.lowest[mine], outcome.lowest)
 
@@ -299,19 +319,23 @@ class Simulation:
     def _with_fine_tuned(
         self, now: Evaluation, federation: Federation
     ) -> tuple[Evaluation, dict[int, Tensor]]:
-        """An evaluation, with what clients make of the models by fine-tuning; and these, by run (K, P)."""
+        """An evaluation, with what clients make of the models by fine-tuning; and these, by run (K, ·)."""
         views = self.final_views[len(self.views) :]
         if not views:
             return now, {}
         runs, x = [self.runs[view.run] for view in views], self.x[[view.run for view in views]]
+        begin, every = self._now()._replace(new=federation is not self.federation), range(len(federation))
+        first = [begin.whole(view._replace(model="global"), torch.tensor(every)) for view in views]
         with matmul_precision(self.settings.precision, x.device):
-            given = self._models, federation, runs, x, self.round, self.settings
+            given = self._models, federation, runs, first, x, self.round, self.settings
             engine = fine_tuned_engine(*given, **self._task)
             trained, models = engine.federation, engine.memories.values
             sizes, pick = split(trained, "test")
             scorer = engine.stacked or engine.plain
             judged = [
-                own_scores(scorer, trained, models[i], sizes, pick, x.device, self.ranks)
+                own_scores(
+                    scorer, trained, partial(engine.memories.take, i), sizes, pick, x.device, self.ranks
+                )
                 for i in range(len(views))
             ]
         tuned = self._evaluation(views, tuple(torch.stack(judged, 1).cpu()), federation, "test")
@@ -329,12 +353,12 @@ class Simulation:
         self, part: Part, views: list[EvaluatedModel] | None = None, federation: Federation | None = None
     ) -> Evaluation:
         """How the models do now on a part of the samples; some models, or other clients, if given."""
+        models = self._now()._replace(new=federation is not None)
         views, federation = views or self.views, federation or self.federation
-        trained = views, self.runs, self.x, self.states, self.memories
         sizes, pick = split(federation, part)
         with matmul_precision(self.settings.precision, self.x.device):
             scorers = self.engine.scorer, self.stacked or self.plain
-            judged = judge_views(*trained, scorers, federation, sizes, pick, self.ranks)
+            judged = judge_views(views, models, scorers, federation, sizes, pick, self.ranks)
         return self._evaluation(views, judged, federation, part)
 
     def _evaluation(
@@ -367,20 +391,37 @@ class Simulation:
                     "losses that are not negative; add a constant to the loss, which changes no gradient"
                 )
 
+    def _now(self) -> Models:
+        """The models now."""
+        models = Models(self.runs, self.x, self.states, self.memories, self.own, {})
+        if not self.own.recomputed:
+            return models
+        if self._recomputed is None or self._recomputed[0] != self.round:
+            found = recomputed(self.plain, models, self.views, self.federation)
+            self._recomputed = self.round, found
+        return models._replace(recomputed=self._recomputed[1])
+
+    def own_names(self, i: int) -> tuple[str, ...]:
+        """The tensors of the i-th view's model that each client has for itself."""
+        division = self.plain.division
+        return division.whole.names if self.final_views[i].model == "personal" else division.kept_names
+
     def state_dict(self, i: int) -> dict[str, Tensor]:
-        """The state dict of the user's module in the i-th view; parameters of personal models are (K, …).
+        """The state dict of the user's module in the i-th view; what each client has for itself is (K, …).
 
         Views are those at the end.
         """
-        _, _, r, model, baseline = self.final_views[i]
-        if model == "personal":
-            own = self._finish().fine_tuned[r] if baseline == "finetuned" else self.memories.values[r]
-            trained = {name for names in self.layout.all_names for name in names}
-            whole = self.plain.state_dict(self.x[r])
-            frozen = {name: value for name, value in whole.items() if name not in trained}
-            return frozen | self.layout.unflatten(own)
-        x = self.x[r] if model == "global" else averaged(self.runs[r], self.states[r])
-        return self.plain.state_dict(x)
+        view, models, whole = self.final_views[i], self._now(), self.plain.whole
+        tuned = self._finish().fine_tuned[view.run] if view.baseline == "finetuned" else None
+        every = models.whole(view, torch.arange(len(self.federation))) if tuned is None else tuned
+        found = self.plain.state_dict(every[0])
+        own = set(self.own_names(i))
+        if not own:
+            return found
+        further = {name for names in whole.all_names if names[0] in own for name in names}
+        shared = {name: value for name, value in found.items() if name not in further}
+        parts = whole.unflatten(every)
+        return shared | {name: value.to(found[name].dtype) for name, value in parts.items() if name in own}
 
     def checkpoint(self) -> Checkpoint:
         """Everything that is needed to resume."""
@@ -439,7 +480,7 @@ class Simulation:
                     _fill(tensors, name, value.transpose(0, 1), views, len(self.views))
                 elif kind in ("loss", "score"):
                     _fill(tensors, name, value, views, len(self.views))
-                elif name in PER_RUN:
+                elif name in (*PER_RUN, *OWN_PER_RUN):
                     _fill(tensors, name, value, runs, len(self.runs))
         tensors["curves"] = tensors["curves"].transpose(0, 1)
         record = {name: sum(part.record[name] for part, _ in parts) for name in ("client_steps", "seconds")}
@@ -452,6 +493,7 @@ class Simulation:
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {name: getattr(self, name) for name in PER_RUN}
         tensors |= {f"memory.{r}": kept for r, kept in self.memories.values.items()}
+        tensors |= self.own.tensors()
         tensors |= {f"error.{r}": left_out for r, left_out in self.left_out_of_updates.items()}
         tensors |= {f"mean.{r}": mean for r, mean in self.means.items()}
         for r, state in enumerate(self.states):
@@ -476,7 +518,7 @@ class Simulation:
             self.history = [line for line in self.history if line["round"] < self.round]
             self.curves.drop(self.round)
         self.stopping = Stopping(self.settings, self.scores[0].sign, self.history, len(self.views))
-        self._final = None
+        self._final = self._recomputed = None
         self.client_steps, self.seconds = checkpoint.record["client_steps"], checkpoint.record["seconds"]
 
 

@@ -53,6 +53,9 @@ class Solver:
     steps: int | tuple[int, int] | None = None
     """Local steps a round, instead of epochs; every epoch begun is shuffled anew. Between two numbers one is
     drawn, as for epochs."""
+    personal_first: float | None = field(default=None, metadata=PYTHON_ONLY)
+    """How many of a round's epochs, or steps, come first and train the personal part of the model alone; the
+    others train the shared part alone. With 0 the personal part does not train; None trains both together."""
     optimizer: Method | Callable[..., torch.optim.Optimizer] = field(default="sgd", metadata=PYTHON_ONLY)
     """A name, or any class of torch.optim, called as optimizer(parameters, lr=…), which cannot be stacked."""
     betas: tuple[float, float] = field(default=(0.9, 0.999), metadata=PYTHON_ONLY)  #: Adam's.
@@ -108,6 +111,19 @@ class Solver:
         work = [int(value) if value == int(value) else value for value in work]
         object.__setattr__(self, name, tuple(work) if isinstance(given, list | tuple) else work[0])
 
+        first = self.personal_first
+        if first is not None:
+            in_range(0, 2**31, personal_first=first)
+            first = int(first) if first == int(first) else first
+            if name == "steps":
+                whole(0, personal_first=first)  # type: ignore[arg-type]
+            object.__setattr__(self, "personal_first", first)
+            if first >= work[0]:
+                raise InputError(
+                    f"personal_first={first} leaves nothing of {name}={given} for the shared part: "
+                    f"give more {name}"
+                )
+
     @property
     def name(self) -> str:
         return getattr(self.optimizer, "__name__", str(self.optimizer))
@@ -138,6 +154,11 @@ class Solver:
         # 0.07 · 100 is a little more than 7 in floating point, and must not become 8.
         steps = torch.ceil(work * per_epoch.double() * (1 - 1e-12))
         return steps.clamp(min=1).long()
+
+    def personal_steps(self, steps: Tensor, per_epoch: Tensor) -> Tensor:
+        """How many of τ steps come first and train the personal part alone; always fewer than all."""
+        first = self.personal_first
+        return self.local_steps(first, per_epoch).minimum(steps - 1) if first else torch.zeros_like(steps)
 
     @property
     def plain(self) -> bool:

@@ -38,6 +38,7 @@ from fairwind.exchange.message import (
     GRADIENT,
     LOST,
     MEASURED,
+    OWN,
     SHARED,
     WEIGHTS,
     Arrays,
@@ -45,13 +46,16 @@ from fairwind.exchange.message import (
     Reply,
     Request,
     Sends,
+    arrays_of,
     check_one_sum,
+    check_statistics,
     codec_for,
     corrects,
     from_report,
     keeps,
     report_form,
     sums_form,
+    vector_of,
 )
 from fairwind.task import Task
 
@@ -114,12 +118,16 @@ class LocalClient:
             loss=task.loss,
             score=task.score,
             augment=task.augment,
+            sharing=task.sharing,
             first_client=self.number,
         )
         self.settings, self.federation = self.engine.settings, self.engine.federation
         self.executor, self.plain = self.engine.executor, self.engine.plain
         self.layout, self.scores = self.plain.layout, self.plain.judges
-        self.form = report_form(self.layout, algorithm.probe, keeps=keeps(algorithm))
+        self.own, self.division = self.engine.own, self.plain.division
+        self.keeps = keeps(algorithm) or bool(self.division.kept)
+        check_statistics(self.division, sends, codec)
+        self.form = report_form(self.layout, algorithm.probe, keeps=self.keeps)
         if isinstance(algorithm, Algorithm | LocalAlgorithm):
             self.sums_form = sums_form(self.layout, algorithm)
 
@@ -131,7 +139,9 @@ class LocalClient:
         """Does what a server asks; returns the reply, and what the client is to keep."""
         kept, vectors = kept.of(request.training), request.vectors
         if request.phase == "gradient":
-            return self.measure(vectors[WEIGHTS], request.round)._replace(tag=request.tag), kept
+            recalled = self._recalled(request, kept)
+            reply = self.measure(vectors[WEIGHTS], request.round, recalled)
+            return reply._replace(tag=request.tag), kept
         first_loss = request.first_loss if kept.first_loss is None else kept.first_loss
         trained = self.train(
             vectors[WEIGHTS],
@@ -139,6 +149,7 @@ class LocalClient:
             first_loss=first_loss,
             shared=vectors.get(SHARED),
             gradient=vectors.get(GRADIENT),
+            first=vectors.get(FIRST_MODEL),
             kept=self._recalled(request, kept),
         )
         reply, left_out, number = trained.reply._replace(tag=request.tag), None, request.kept
@@ -151,25 +162,48 @@ class LocalClient:
 
     def _has_lost(self, number: int, kept: Kept) -> bool:
         """Whether what was kept of a round is lost."""
-        lost = keeps(self.algorithm) and number not in kept.vectors
+        lost = self.keeps and number not in kept.vectors
         return lost or (self.codec is not None and number not in kept.left_out)
 
     def judge(self, request: Request, kept: Kept) -> Judged:
         """Evaluates the model that a server sends, and the client's own or the averaged one if there is."""
         weights, further = request.vectors[WEIGHTS], request.vectors.get(AVERAGED)
+        recalled = self._recalled(request, kept.of(request.training))
+        whole = self._begin(weights, recalled)
         if isinstance(self.algorithm, PersonalAlgorithm):
-            recalled = self._recalled(request, kept.of(request.training))
-            further = weights if recalled is None else recalled
+            first = request.vectors.get(FIRST_MODEL, weights)
+            personal = self._judged(self._memory(recalled, self._received(first)))
             if self.algorithm.alone:  # there is no other model
-                return self.evaluate(further)._replace(tag=request.tag)
-        judged = self.evaluate(weights)._replace(tag=request.tag)
-        return judged if further is None else judged._replace(further=self.evaluate(further))
+                return personal._replace(tag=request.tag)
+            return self._judged(whole)._replace(tag=request.tag, further=personal)
+        judged = self._judged(whole)._replace(tag=request.tag)
+        if further is None:
+            return judged
+        averaged = torch.cat([self._received(further), whole[self.layout.parameters :]])
+        return judged._replace(further=self._judged(averaged))
 
     def _recalled(self, request: Request, kept: Kept) -> Arrays | None:
-        """The memory or personal model that the client goes on from, if it has one."""
-        if request.kept is None:
-            return request.vectors.get(FIRST_MODEL)
-        return kept.vectors.get(request.kept)
+        """What the client goes on from, if it has kept anything."""
+        return None if request.kept is None else kept.vectors.get(request.kept)
+
+    def _begin(self, weights: Mapping[str, Any], kept: Mapping[str, Any] | None) -> Tensor:
+        """The whole model (·,) that the client begins from, with its own part."""
+        statistics, own = self.division.averaged_part, self.plain.own_start.clone()
+        kept_part = self.division.kept_part
+        if kept is not None and kept_part.names:
+            mine = {name.removeprefix(OWN): a for name, a in kept.items() if name.startswith(OWN)}
+            own[: kept_part.parameters] = vector_of(kept_part, mine).to(own)
+        if statistics.names:
+            own[kept_part.parameters :] = vector_of(statistics, weights).to(own)
+        return torch.cat([self._received(weights), own])
+
+    def _memory(self, kept: Mapping[str, Any] | None, x: Tensor) -> Tensor:
+        """The client's memory (P,), or its personal model, a whole one that begins at x."""
+        personal = isinstance(self.algorithm, PersonalAlgorithm)
+        if kept is not None:
+            mine = {name: array for name, array in kept.items() if not name.startswith(OWN)}
+            return vector_of(self.plain.whole if personal else self.layout, mine).to(x)
+        return torch.cat([x, self.plain.own_start]) if personal else torch.zeros_like(x)
 
     def train(
         self,
@@ -179,19 +213,21 @@ class LocalClient:
         first_loss: float | None = None,
         shared: Mapping[str, Any] | None = None,
         gradient: Mapping[str, Any] | None = None,
+        first: Mapping[str, Any] | None = None,
         kept: Mapping[str, Any] | None = None,
     ) -> Trained:
         """Trains in a round, counted from 0, from weights by name.
 
         `first_loss` is what the client remembers, or was told by the server; without it, it is measured at
         these weights. `shared` is what the server adds to every step, for algorithms that have it; `gradient`
-        the clients' mean gradient, where it corrects the steps. `kept` is the client's memory, zero if left
-        out; or its personal model, which begins at these weights.
+        the clients' mean gradient, where it corrects the steps. `kept` is what the client has kept: its own
+        part of the model, and its memory, zero if left out; or its personal model, which begins at the
+        `first` model, or else at these weights.
         """
-        x = self._received(weights)
+        x, whole = self._received(weights), self._begin(weights, kept)
         u = self._received(shared) if shared is not None else torch.zeros_like(x)
         if first_loss is None and self.algorithm.probe != "none":
-            first_loss = self.loss(weights)
+            first_loss = self._loss(whole)
         known = torch.nan if first_loss is None else first_loss
         loss0 = torch.full((1, 1), known, dtype=torch.float64, device=x.device)
         gradients = {} if gradient is None else {0: self._received(gradient)}
@@ -200,9 +236,8 @@ class LocalClient:
                 f"{self.algorithm.name} corrects its steps by the clients' mean gradient: give it"
             )
         for memory in self.engine.memories.values.values():
-            personal = isinstance(self.algorithm, PersonalAlgorithm)
-            begin = self._received(kept) if kept is not None else x if personal else torch.zeros_like(x)
-            memory.copy_(begin[None])
+            memory.copy_(self._memory(kept, x if first is None else self._received(first))[None])
+        self.own.load(whole[len(x) :])
         with self._computing():
             self.executor.prepare(round)
             ((_, _, report, update),) = self.executor.updates(x[None], loss0, lambda run: u, gradients)
@@ -214,12 +249,28 @@ class LocalClient:
             )
         second = self._second(report, update, u, gradients)
         reply = self._reply(Report(*(number[0] for number in report)), update[0].double(), second)
-        new = [self.form.arrays(memory[0].clone()) for memory in self.engine.memories.values.values()]
-        return Trained(reply, first_loss, new[0] if new else None)
+        alone = isinstance(self.algorithm, PersonalAlgorithm) and self.algorithm.alone
+        if not (alone or self.own.finite):
+            raise RefusedError("its own part of the model is not finite: a smaller learning rate may help")
+        statistics = arrays_of(self.division.averaged_part, self.own.statistics())
+        reply = reply._replace(arrays=reply.arrays | statistics)
+        return Trained(reply, first_loss, self._new_arrays() or None)
 
-    def measure(self, weights: Mapping[str, Any], round: int) -> Reply:
+    def _new_arrays(self) -> Arrays:
+        """What the client keeps after a round."""
+        found: Arrays = {}
+        for memory in self.engine.memories.values.values():
+            personal = isinstance(self.algorithm, PersonalAlgorithm)
+            found |= arrays_of(self.plain.whole if personal else self.layout, memory[0].clone())
+        for part in self.own.memories.values.values():
+            own = arrays_of(self.division.kept_part, part[0].clone())
+            found |= {f"{OWN}{name}": array for name, array in own.items()}
+        return found
+
+    def measure(self, weights: Mapping[str, Any], round: int, kept: Mapping[str, Any] | None = None) -> Reply:
         """The full gradient at weights by name, for algorithms whose server asks for it before training."""
         x = self._received(weights)
+        self.own.load(self._begin(weights, kept)[len(x) :])
         with self._computing():
             self.executor.prepare(round)
             gradients = self.executor.gradients(x[None])
@@ -266,15 +317,21 @@ class LocalClient:
         return Reply(arrays, numbers)
 
     def loss(self, weights: Mapping[str, Any]) -> float:
-        """The loss of the training samples."""
-        with self._judging():
-            return float(training_losses(self.engine.scorer, self.federation, self._received(weights)[None]))
+        """The loss of the training samples, with the part that the client has at first."""
+        return self._loss(self._begin(weights, None))
 
-    def evaluate(self, weights: Mapping[str, Any]) -> Judged:
-        """Loss and scores of these weights on the client's test samples."""
-        x, test = self._received(weights)[None], split(self.federation, "test")
+    def _loss(self, whole: Tensor) -> float:
         with self._judging():
-            loss, *found = map(float, client_scores(self.engine.scorer, self.federation, x, *test))
+            return float(training_losses(self.engine.prober, self.federation, whole[None]))
+
+    def evaluate(self, weights: Mapping[str, Any], kept: Mapping[str, Any] | None = None) -> Judged:
+        """Loss and scores of these weights, with what the client has kept, on its test samples."""
+        return self._judged(self._begin(weights, kept))
+
+    def _judged(self, whole: Tensor) -> Judged:
+        test = split(self.federation, "test")
+        with self._judging():
+            loss, *found = map(float, client_scores(self.engine.scorer, self.federation, whole[None], *test))
         names = [score.name for score in self.scores]
         sizes = int(self.federation.test[0]), int(self.federation.train[0])
         return Judged(*sizes, loss, dict(zip(names, found, strict=True)))
@@ -285,7 +342,10 @@ class LocalClient:
             yield
 
     def _received(self, weights: Mapping[str, Any]) -> Tensor:
-        return self.form.vector(weights)[0].to(self.plain.start)
+        """The vector (P,) of weights by name, without statistics."""
+        statistics = self.division.averaged_part.names
+        shared = {name: array for name, array in weights.items() if name not in statistics}
+        return self.form.vector(shared)[0].to(self.plain.start)
 
 
 def only(federation: Federation, client: int) -> Federation:

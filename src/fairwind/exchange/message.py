@@ -22,7 +22,7 @@ from fairwind.contract import (
     Report,
     SumAlgorithm,
 )
-from fairwind.engine.layout import Layout
+from fairwind.engine.layout import Division, Layout
 from fairwind.engine.loop.learner import norm
 from fairwind.errors import InputError, shown
 
@@ -41,6 +41,7 @@ MEASURED: dict[Probe, tuple[str, ...]] = {
     "gradient": ("loss", "loss0", "grad_norm"),
 }
 FIRST = ("first_loss", "first_losses")  # Σ F_k(x_0), and of how many clients, for those that join late
+OWN = "own/"  # begins the names of what a client keeps of the model, beside its memory
 LOST = "lost"  # the round whose memory or personal model a client has no longer
 _NUMPY = {torch.int8: np.dtype(np.int8), torch.int16: np.dtype(np.int16), torch.int32: np.dtype(np.int32)}
 POSITIVE = ("size", "steps", "lr")
@@ -194,6 +195,8 @@ class Form(NamedTuple):
 
     def arrays(self, vector: Tensor) -> Arrays:
         """A vector (P,) by the parameters' names."""
+        if not self.names:
+            return {}
         flat = vector.detach().cpu().numpy().astype(self.dtype, copy=False)
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])
         parts = zip(self.names, self.shapes, np.split(flat, ends[:-1]), strict=True)
@@ -249,6 +252,27 @@ def array_bytes(*vectors: Arrays | None) -> int:
 def arrays_of(layout: Layout, x: Tensor) -> Arrays:
     """A model's parameters x (P,) by their names, as they are sent to clients."""
     return _form(layout, ()).arrays(x)
+
+
+def vector_of(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
+    """The vector (·,) of some of a model's tensors, whose arrays are among those given."""
+    form = _form(layout, ())
+    return form.vector({name: arrays[name] for name in form.names if name in arrays})[0]
+
+
+def check_statistics(division: Division, sends: Sends, codec: str | None = None) -> None:
+    """Refuses statistics of batch norm that a real federation cannot average."""
+    if division.recomputes:
+        raise InputError(
+            'batch_norm="recomputed" needs the samples of all clients after training: in a real federation '
+            'take "shared" or "local"'
+        )
+    if division.averaged_part.names and codec is not None:
+        raise InputError('batch_norm="shared" sends statistics, which no codec is for: leave out codec')
+    if division.averaged_part.names and sends == "sums":
+        raise InputError(
+            'batch_norm="shared" averages statistics beside the one sum: take "local" or sends="report"'
+        )
 
 
 def keeps(algorithm: AnyAlgorithm) -> bool:

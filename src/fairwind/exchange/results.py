@@ -175,10 +175,10 @@ class FederatedRun:
         for view in self.evaluations.views:
             if view.model == "personal":  # these stay with the clients
                 continue
-            self.aggregator.layout.load(self.aggregator.model(averaged=view.model == "averaged"), module)
+            self.aggregator.load(module, averaged=view.model == "averaged")
             for name, value in module.state_dict().items():
                 trained[f"{view.label}/{view.seed}/{name}"] = value.detach().cpu().clone().contiguous()
-        self.aggregator.layout.load(self.aggregator.x, module)
+        self.aggregator.load(module)
         return trained
 
 

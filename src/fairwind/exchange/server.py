@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairwind.aggregation import (
     advance,
@@ -30,7 +30,8 @@ from fairwind.contract import (
     Report,
 )
 from fairwind.engine.checkpoint import Checkpoint
-from fairwind.engine.layout import Layout
+from fairwind.engine.layout import Division, Layout
+from fairwind.engine.memory import counters, mean_statistics
 from fairwind.errors import InputError, whole
 from fairwind.exchange.accounting import ALL, Accountant
 from fairwind.exchange.bounds import UNBOUNDED, Bounds, Seen, within
@@ -56,6 +57,7 @@ from fairwind.exchange.message import (
     array_bytes,
     arrays_of,
     check_one_sum,
+    check_statistics,
     codec_for,
     corrects,
     gradient_form,
@@ -65,6 +67,7 @@ from fairwind.exchange.message import (
     sums_form,
     sums_record,
     to_report,
+    vector_of,
 )
 from fairwind.exchange.privacy import Privacy, PrivateSum
 from fairwind.exchange.releases import Release, Releases
@@ -128,9 +131,13 @@ class Aggregator:
         min_replies: int = 1,
         max_stalled: int = 3,
         defence: str | None = None,
+        division: Division | None = None,
+        statistics: Tensor | None = None,
         codec: str | None = None,
     ):
         """From the model x (P,). `sends` is what clients are asked for; see the package.
+
+        The `division` says what of the model is in x; `statistics` are those that are averaged, at first.
 
         `clients` is how many there are, whether or not they are there: some algorithms count on it. With
         `privacy`, bounds must be left out: they depend on other clients, and its own take their place. So
@@ -159,10 +166,16 @@ class Aggregator:
         self.privacy, self.bounds = privacy, bounds or (UNBOUNDED if privacy else Bounds())
         self.accountant = None if privacy is None else Accountant(privacy)
         self.releases = Releases()
+        self.statistics_layout = layout.part(slice(0, 0))
+        if division is not None:
+            check_statistics(division, sends, codec)
+            self.statistics_layout = division.averaged_part
+        self.statistics = torch.empty(0) if statistics is None else statistics.detach().cpu().clone()
+        self.keeps = keeps(algorithm) or (division is not None and bool(division.kept))
         if codec is not None and privacy is not None:  # what was left out tells who took part before
             raise InputError("privacy is for clients that keep nothing between rounds: leave out codec")
         self.codec = None if codec is None else codec_for(codec, algorithm, sends)
-        self.form = report_form(layout, algorithm.probe, keeps=keeps(algorithm), codec=self.codec)
+        self.form = report_form(layout, algorithm.probe, keeps=self.keeps, codec=self.codec)
         self.sums: Any = None  # their type, where clients contribute to any
         if not isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
             self.sums = sums_record(algorithm)
@@ -208,6 +221,7 @@ class Aggregator:
             self.sum = CappedSum(*shape, self.bounds.limits)
         self.phase: Phase = "gradient" if corrects(self.algorithm) else "train"
         self.second = CappedSum(len(self.x), 1, self.bounds.limits)
+        self.statistics_sum = CappedSum(len(self.statistics), 1, self.bounds.limits)
         self.gradient: Capped | None = None  # the clients' gradients, where they correct steps
         self.measured: set[str] = set()  # clients that count in it
         self.held: HeldReplies | None = None
@@ -248,8 +262,8 @@ class Aggregator:
         }
 
     def weights(self) -> Arrays:
-        """The model, as clients are sent it."""
-        return arrays_of(self.layout, self.x)
+        """The model, as clients are sent it: also statistics that are averaged."""
+        return arrays_of(self.layout, self.x) | arrays_of(self.statistics_layout, self.statistics)
 
     def model(self, *, averaged: bool = False) -> Tensor:
         """The model (P,), or the averaged one of an algorithm that has it."""
@@ -258,6 +272,12 @@ class Aggregator:
         assert isinstance(self.algorithm, CohortAlgorithm)
         assert self.algorithm.averaged_model is not None
         return self.algorithm.averaged_model(self.state).to(self.x.dtype)
+
+    @torch.no_grad()
+    def load(self, module: nn.Module, *, averaged: bool = False) -> None:
+        """Puts the model into a module; what clients keep stays there as it is."""
+        self.layout.load(self.model(averaged=averaged), module)
+        self.statistics_layout.load(self.statistics, module)
 
     def shared(self) -> Arrays | None:
         """What clients add to every step, for algorithms that have it."""
@@ -337,7 +357,9 @@ class Aggregator:
     def _add(self, client: str, reply: Reply) -> None:
         if self.gradient is not None and client not in self.measured:
             raise RefusedError("it sent no gradient before")
-        vector, length = self.form.update(reply.arrays)
+        statistics = self._read_statistics(reply.arrays)
+        others = {n: a for n, a in reply.arrays.items() if n not in self.statistics_layout.names}
+        vector, length = self.form.update(others)
         numbers = self.form.checked(reply.numbers)
         second = self._read_second(reply.second)
         if self.sends == "sums":
@@ -355,6 +377,9 @@ class Aggregator:
             self._weigh(client, believed, vector, length)
             if added is not None:
                 self.second.add(added)
+            if len(self.statistics):
+                norm = float(statistics.norm())
+                self.statistics_sum.add(_second_term(client, float(believed.size), statistics, norm))
             if notes:
                 self.current.bounded[client] = notes
             self.reported[client] = said
@@ -366,6 +391,16 @@ class Aggregator:
         if self.sends == "sums" and FIRST[0] in numbers:
             summed, count = self.new_first
             self.new_first = summed + numbers[FIRST[0]], count + numbers[FIRST[1]]
+
+    def _read_statistics(self, arrays: Arrays) -> Tensor:
+        """The averaged statistics in a reply."""
+        found = (
+            vector_of(self.statistics_layout, arrays).double() if len(self.statistics) else self.statistics
+        )
+        for name, part in self.statistics_layout.unflatten(found).items():
+            if name.endswith("running_var") and (part < 0).any():
+                raise RefusedError(f"{name!r} is negative")
+        return found
 
     def _weigh(self, client: str, report: Report, update: Tensor, length: float) -> None:
         """Adds a client's contribution, computed from its report within the bounds; or holds its update."""
@@ -440,6 +475,11 @@ class Aggregator:
         if moved is not None:
             who = f"; {capped.largest} has the largest share in it" if capped.largest else ""
             done.moved, done.blame = moved, "" if moved else f"the step is not finite{who}"
+        if len(self.statistics) and (found := self.statistics_sum.finish()).clients:
+            self._note_caps(found, "statistics' weight", "statistics")
+            weight = torch.tensor(found.sums[0], dtype=torch.float64)
+            mean = mean_statistics(found.total, weight, counters(self.statistics_layout))
+            self.statistics = mean.to(self.statistics.dtype)
         for client, report in self.reported.items():
             self.seen.note(client, report)
         self.first_losses = self.new_first_losses | self.first_losses
@@ -447,7 +487,7 @@ class Aggregator:
         self._number_clients()
         self.left_out += len(done.refused)
         self.stalled += not done.moved
-        if keeps(self.algorithm) or self.codec:  # with the round's number: another try begins from the same
+        if self.keeps or self.codec:  # with the round's number: another try begins from the same
             self.kept |= dict.fromkeys(self.counted, self.round)
         self.round += 1
         self._end(done)
@@ -538,6 +578,7 @@ class Aggregator:
         """All that the rounds to come depend on; what has arrived of the round under way is not in it."""
         tensors = {"x": self.x} | {f"state.{n}": value for n, value in self.state._asdict().items()}
         tensors |= {} if self.first_model is None else {FIRST_MODEL: self.first_model}
+        tensors |= {"statistics": self.statistics} if len(self.statistics) else {}
         tensors |= {} if self.defence is None else {"last_mean": self.last_mean}
         record = {
             "first_losses": self.first_losses,
@@ -570,6 +611,8 @@ class Aggregator:
         self.kept, self.numbers = dict(record.get("kept", {})), dict(record.get("numbers", {}))
         if self.first_model is not None:
             self.first_model = tensors[FIRST_MODEL].to(self.x.dtype)
+        if len(self.statistics):
+            self.statistics = tensors["statistics"].to(self.statistics.dtype)
         self.scales = tuple(record["scales"]) if record.get("scales") else None
         if self.defence:
             self.last_mean = tensors["last_mean"]

@@ -13,7 +13,7 @@ from fairwind import algorithms
 from fairwind.contract import AnyAlgorithm
 from fairwind.data.counter import EVALUATE, fold
 from fairwind.engine.checks import build
-from fairwind.engine.layout import Layout
+from fairwind.engine.layout import ALL_SHARED, Division
 from fairwind.engine.settings import ClientSelection, Model
 from fairwind.engine.workers import keep_memory
 from fairwind.errors import InputError, first_line, python_numbers, whole
@@ -101,12 +101,15 @@ class AlgorithmStrategy(Strategy):
         self.task = model.name if isinstance(model, Task) else "a federation on Flower"
         self.module: nn.Module = build(model.model if isinstance(model, Task) else model, seed)
         scores = scores_of(model, self.module) if isinstance(model, Task) else as_scores(score)
-        self.layout, self.seed = Layout.of(self.module), seed
+        sharing = model.sharing if isinstance(model, Task) else ALL_SHARED
+        division = Division.of(self.module, sharing)
+        self.layout, self.seed = division.shared, seed
         x = self.layout.flatten(self.module)
         if clients is None and isinstance(model, Task) and len(model.federation) > 1:
             clients = len(model.federation)
         about: Any = {"bounds": bounds, "sends": sends, "privacy": privacy, "codec": codec}
         about |= {"defence": defence, "min_replies": min_replies, "max_stalled": max_stalled}
+        about |= {"division": division, "statistics": division.averaged_part.flatten(self.module)}
         self.aggregator = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
         label = self.algorithm.name or "own"
         self.evaluations = Evaluations(scores, label, seed, self.algorithm, bounds=bounds or Bounds())

@@ -8,6 +8,7 @@ from flwr.app import RecordDict
 from fairwind.aggregation import refuses
 from fairwind.algorithms import NEEDS
 from fairwind.contract import AnyAlgorithm, GradientAlgorithm
+from fairwind.engine.layout import ALL_SHARED
 from fairwind.engine.settings import Model
 from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Judged
@@ -40,6 +41,11 @@ class WeightsStrategy(AlgorithmStrategy):
         **options: Any,
     ):
         """As for `AlgorithmStrategy`; `lr` and `steps` are those of clients that do not tell them."""
+        if isinstance(model, Task) and model.sharing != ALL_SHARED:
+            raise InputError(
+                "replies of weights have no personal parts and no statistics of batch norm: take "
+                "AlgorithmStrategy and client_app"
+            )
         if options.get("evaluate_in_training"):
             raise InputError(
                 "apps of one's own evaluate when they are asked to: leave out evaluate_in_training"

@@ -4,6 +4,7 @@ from torch import nn
 
 from fairwind.layers import (
     attention,
+    batch_norm,
     cells,
     convolution,
     dropout,
@@ -18,6 +19,7 @@ from fairwind.layers.gpu import implicit, lstm, sixteen_bits
 
 STACKABLE: dict[type[nn.Module], type[nn.Module]] = {
     **attention.STACKABLE,
+    **batch_norm.STACKABLE,
     **cells.STACKABLE,
     **convolution.STACKABLE,
     **dropout.STACKABLE,

@@ -8,7 +8,7 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.checks import build
-from fairwind.engine.layout import Layout
+from fairwind.engine.layout import Division
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Sends
 from fairwind.exchange.privacy import Privacy
@@ -49,12 +49,14 @@ class AlgorithmAggregator(ModelAggregator):
         self.algorithm = build_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
         self.label = algorithm if isinstance(algorithm, str) else algorithm.name
         self.module, self.seed = build(task.model, seed), seed
-        self.layout = Layout.of(self.module)
+        division = Division.of(self.module, task.sharing)
+        self.layout = division.shared
         x = self.layout.flatten(self.module)
         if clients is None and len(task.federation) > 1:
             clients = len(task.federation)
         about: Any = {"bounds": bounds, "sends": sends, "privacy": privacy, "codec": codec}
         about |= {"defence": defence, "min_replies": min_replies, "max_stalled": max_stalled}
+        about |= {"division": division, "statistics": division.averaged_part.flatten(self.module)}
         self.server = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
         self.asked: set[str] = set()  # clients of the round; who sends nothing is named
 

@@ -100,6 +100,8 @@ def read_interim(directory: Path) -> Record:
         "summary": [],
         "timing": UNTIMED,
     }
+    if recipe.sharing:
+        results["sharing"] = recipe.sharing
     again = shlex.join(["fairwind", "resume", str(directory)])
     facts = cast(RecipeFacts, run.content)
     return _record(directory, results, history, lines, clients, recipe.settings.rounds, again, facts)

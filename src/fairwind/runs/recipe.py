@@ -17,6 +17,7 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, tensors
 from fairwind.engine.checks import build
 from fairwind.engine.executor import Run
+from fairwind.engine.layout import ALL_SHARED, Division, Sharing
 from fairwind.engine.losses.fitting import loss_name
 from fairwind.engine.modules import duplicate
 from fairwind.engine.plain import FITTED, PlainModel
@@ -26,6 +27,7 @@ from fairwind.engine.simulation import Simulation
 from fairwind.engine.solver import Method, Solver, option_names
 from fairwind.errors import InputError, unknown
 from fairwind.runs.references import is_reference, load_algorithm, not_an_algorithm
+from fairwind.runs.schema import SharingFacts
 from fairwind.task import Task
 from fairwind.testing import client_numbers, rehearse
 
@@ -66,6 +68,8 @@ class Recipe:
     """Names of the functions that change training inputs."""
     task_digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """In a study, by seed, digests of a user's task: see `task_digests`."""
+    sharing: SharingFacts | None = None
+    """What stays with each client, and what is done with batch norm; None if all is averaged."""
 
     @property
     def in_python(self) -> bool:
@@ -110,6 +114,7 @@ class Recipe:
             loss=task.loss,
             score=task.score,
             augment=task.augment,
+            sharing=task.sharing,
             ranks=join(),
             name=task.name,
         )
@@ -132,6 +137,7 @@ class Recipe:
                 if run.algorithm.name != run.label
             },
             augment=simulation.plain.augmentation.name,
+            sharing=sharing_facts(task.sharing, simulation.plain.division),
         )
 
     def grows(self, other: "Recipe") -> bool:
@@ -173,8 +179,10 @@ class Recipe:
             "own": "own algorithm",
             "augment": "augmentation",
             "task_digests": "task",
+            "sharing": "personal part or batch_norm",
         }
-        for field in dataclasses.fields(self):
+        # What is shared decides the model's digest, too
+        for field in sorted(dataclasses.fields(self), key=lambda field: field.name != "sharing"):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name == "settings":
                 before, now = (_numbers(settings) for settings in (mine, theirs))
@@ -216,8 +224,9 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         content: dict[str, Any] = to_jsonable(dataclasses.asdict(self))
-        if not self.task_digests:
-            del content["task_digests"]
+        for name in ("task_digests", "sharing"):
+            if not content[name]:
+                del content[name]
         return content
 
     @classmethod
@@ -241,6 +250,7 @@ class Recipe:
             content.get("own", {}),
             content.get("augment", ""),
             content.get("task_digests", {}),
+            content.get("sharing"),
         )
 
     @property
@@ -350,13 +360,23 @@ def model_digest(simulation: Simulation, runs: Sequence[int] | None = None) -> s
     """SHA-256 of names, shapes and initial values of a user's model under every seed, of some runs or all."""
     seen = hashlib.sha256(repr(simulation.layout.all_names).encode())
     state = simulation.plain.module.state_dict()
-    trained = {name for names in simulation.layout.all_names for name in names}
+    trained = {name for names in simulation.plain.whole.all_names for name in names}
     for name, value in state.items():
         seen.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
         if name not in trained and not name.endswith("dropout_key"):
             seen.update(_bytes(value))
-    seen.update(_bytes(simulation.x if runs is None else simulation.x[list(runs)]))
+    rows = slice(None) if runs is None else list(runs)
+    seen.update(_bytes(simulation.x[rows]))
+    if simulation.own.width:
+        seen.update(_bytes(simulation.own.start[rows]))
     return seen.hexdigest()
+
+
+def sharing_facts(sharing: Sharing, division: Division) -> SharingFacts | None:
+    """What a recipe and results say of it; nothing if algorithms average the whole model."""
+    if sharing == ALL_SHARED:
+        return None
+    return {"batch_norm": sharing.batch_norm, "personal": list(division.kept_names)}
 
 
 def _bytes(value: Tensor) -> bytes:
@@ -369,6 +389,8 @@ def task_digests(task: Task, seeds: Iterable[int]) -> dict[str, str]:
     So another forward pass, loss, score or augmentation is another task, even under the same name.
     """
     parts = [task.federation.digest(), loss_name(task.loss), *_rehearsed(task)]
+    if facts := sharing_facts(task.sharing, Division.of(build(task.model, 0), task.sharing)):
+        parts.append(json.dumps(facts))
     found = {}
     for seed in seeds:
         seen, model = hashlib.sha256("\n".join(parts).encode()), build(task.model, seed)
@@ -396,17 +418,23 @@ def _computed(task: Task, model: nn.Module, digits: int) -> list[str]:
         given, inputs=cast(given.inputs, dtype), targets=cast(given.targets, dtype)
     )
     plain = PlainModel.fitted(
-        model, federation, task.loss, task.score, task.solver.batch_size, augment=task.augment
+        model,
+        federation,
+        task.loss,
+        task.score,
+        task.solver.batch_size,
+        augment=task.augment,
+        sharing=task.sharing,
     )
     samples = federation.at(slice(0, FITTED))
     sizes = torch.tensor([len(tensors(samples[1])[0])])
     judges = plain.loss.as_score, *plain.judges
     with torch.no_grad():
         with plain.own_generators():
-            plain.load(plain.layout.parts(plain.start))
+            plain.load(plain.whole.parts(plain.first))
             plain.train()
             numbers = [plain.training_loss(*samples, 1)]
-        for score, values in zip(judges, plain.scores(plain.start[None], *samples), strict=True):
+        for score, values in zip(judges, plain.scores(plain.first[None], *samples), strict=True):
             numbers += [*values.reshape(-1), *score.of_clients(values, sizes).reshape(-1)]
     names = [f"{score.name} {score.kind}" for score in plain.judges]
     return [*names, plain.augmentation.name, *(f"{float(number):.{digits}e}" for number in numbers)]

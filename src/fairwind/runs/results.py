@@ -37,6 +37,7 @@ from fairwind.runs.schema import (
     RunRow,
     ScoreKind,
     SettingsConfig,
+    SharingFacts,
     Stopped,
     SummaryMetrics,
     SummaryRow,
@@ -66,6 +67,7 @@ def results_of(
     timing: Timing,
     own: Mapping[str, str] | None = None,
     task_digests: Mapping[str, str] | None = None,
+    sharing: SharingFacts | None = None,
     plan: Plan | None = None,
     engine: str = "",
     joining: JoiningSummary | None = None,
@@ -95,6 +97,8 @@ def results_of(
         del results["own"]
     if not task_digests:
         del results["task_digests"]
+    if sharing:
+        results["sharing"] = sharing
     if plan is None:
         del results["plan"]
     if not engine:
@@ -148,6 +152,7 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
         ),
         own=recipe.own,
         task_digests=recipe.task_digests,
+        sharing=recipe.sharing,
         plan=plan or simulation.plan.to_json(),
         joining=joining_summary(rows, final.score, kind, names),
         stopped=simulation.stopping.stopped if simulation.round < simulation.settings.rounds else None,

@@ -156,6 +156,13 @@ class RunRow(ModelGroups):
     privacy: NotRequired[PrivacyLoss]
 
 
+class SharingFacts(TypedDict):
+    """Which of the model's tensors algorithms do not average."""
+
+    batch_norm: str | None
+    personal: list[str]
+
+
 class ScoreKind(TypedDict):
     """A score's name, and how it is read."""
 
@@ -173,6 +180,7 @@ class SolverConfig(TypedDict):
     batch_size: int
     epochs: float | Sequence[float] | None
     steps: int | Sequence[int] | None
+    personal_first: NotRequired[float | None]
     optimizer: str
     betas: Sequence[float]
     eps: float
@@ -362,6 +370,7 @@ class Findings(TypedDict):
     config: Config | FederatedConfig
     scores: list[ScoreKind]
     parts: NotRequired[Parts]
+    sharing: NotRequired[SharingFacts]
     data: str | None
     runs: list[RunRow]
     summary: list[SummaryRow]

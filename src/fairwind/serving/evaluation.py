@@ -20,6 +20,7 @@ from fairwind.engine.plan import place
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, unknown
+from fairwind.layers.batch_norm import is_batch_norm
 from fairwind.metrics import model_metrics
 from fairwind.runs.schema import GroupAverage, ModelMetrics, Part
 from fairwind.scores import Score
@@ -158,6 +159,8 @@ class _Scorer:
                 p.requires_grad_(p.is_floating_point())
             own, dtype = federation.at(slice(0, 1))[0], dtype_of(module)
             self.per_sample = activations(module, own, dtype, dtype)
+        mixing = (is_batch_norm(layer) and not layer.track_running_stats for layer in module.modules())
+        self.batch = batch_size if self.loss.batched or any(mixing) else None
         sizes = tuning.CPU if self.device.type == "cpu" else tuning.GPU
         self.evaluated_numbers = sizes.evaluated_numbers
 

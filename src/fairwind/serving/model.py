@@ -23,14 +23,14 @@ from fairwind.task import Task
 def trained(task: Task, seed: int, state: Mapping[str, Tensor], own: int | None = None) -> nn.Module:
     """The task's module with trained weights, on the CPU, in evaluation mode.
 
-    With personal models, whose trained parameters are (K, …) in `state`, those of the client `own`.
+    Where each client has a model, what is its own is (K, …) in `state`; that of the client `own` is taken.
     """
     module = duplicate(build(task.model, seed)).cpu()
     before = module.state_dict()
-    learned = set(Layout.of(module).names)
-    missing = learned - state.keys() if own is not None else before.keys() - state.keys()
+    missing = set(Layout.of(module).names) - state.keys() if own is not None else before.keys() - state.keys()
     if own is not None:  # a parameter's further names, and what was not written with them, stay the module's
-        state = {**before, **{n: value[own] if n in learned else value for n, value in state.items()}}
+        theirs = {n for n, value in state.items() if n in before and value.ndim > before[n].ndim}
+        state = {**before, **{n: value[own] if n in theirs else value for n, value in state.items()}}
     try:
         if missing:
             raise RuntimeError(f"{min(missing)!r} was not trained")

@@ -12,16 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairwind.aggregation import usable_clients
 from fairwind.contract import GradientAlgorithm, Local, MemoryAlgorithm, PersonalAlgorithm, Report
 from fairwind.data.counter import mix
 from fairwind.data.federation import Federation
 from fairwind.engine import tuning
 from fairwind.engine.executor import ClientUpdates, RoundSums, Run, Shared
-from fairwind.engine.layout import Parts
+from fairwind.engine.layout import Parts, flattened
 from fairwind.engine.local import local_part, trains_alone
 from fairwind.engine.loop.learner import Learner, Modification, difference, split
 from fairwind.engine.loop.tally import ClientResult, RunTotals, measured, outcome
-from fairwind.engine.memory import Compression, Memories
+from fairwind.engine.memory import Compression, Memories, OwnParts
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.schedule import Order, Plan, Planner
@@ -44,6 +45,7 @@ class Schedule(NamedTuple):
     probing: list[Tensor]
     sizes: list[int]  # of an epoch
     steps: list[int]
+    personal_steps: list[int]  # the first of them, which train the personal part alone
     keys: list[int]  # for dropout
 
 
@@ -57,16 +59,18 @@ class Loop:
         planner: Planner,
         runs: list[Run],
         memories: Memories,
+        own: OwnParts,
         plan: ExecutionPlan,
         compression: Compression | None = None,
     ):
         self.compression = compression
-        self.federation, self.planner, self.runs, self.memories = federation, planner, runs, memories
+        self.federation, self.planner, self.runs = federation, planner, runs
+        self.memories, self.own = memories, own
         self.threads, self.gram_numbers = plan.threads.value, plan.sizes.gram_numbers
         # The runs whose servers get the mean gradient
         self.summing = [r for r, run in enumerate(runs) if isinstance(run.algorithm, GradientAlgorithm)]
         self.workers = Workers([Learner(model.another()) for _ in range(plan.workers.value)])
-        self.layout = model.layout
+        self.layout, self.whole, self.own_layout = model.layout, model.whole, model.division.own
         self.together = max(
             1, min(tuning.MAX_REPORTED_CLIENTS, tuning.MAX_REPORTED_NUMBERS // model.layout.parameters)
         )
@@ -89,6 +93,7 @@ class Loop:
             _by_entry(probing, self.planner.probed(plan.size)),
             plan.size.tolist(),
             plan.steps.tolist(),
+            plan.personal_steps.tolist(),
             plan.dropout_key.tolist(),
         )
 
@@ -130,7 +135,8 @@ class Loop:
                 r = job.run
                 if trains_alone(self.runs[r]):
                     return self._train_alone(x[r], job, learner)
-                trained = self._train(x[r], models[r], shared, more.get(r), job, learner, probes.get(job))
+                received = self._received(models, job)
+                trained = self._train(x[r], received, shared, more.get(r), job, learner, probes.get(job))
                 if isinstance(self.runs[r].algorithm, PersonalAlgorithm):
                     self._train_personal(x[r], job, learner)
                 return trained
@@ -139,7 +145,23 @@ class Loop:
             for r, of_run in groupby(done, lambda pair: pair[0].run):
                 while some := list(islice(of_run, self.together)):
                     entries, clients = [job.entry for job, _ in some], [trained for _, trained in some]
-                    yield r, clients, measured(clients, self._report(r, entries, loss0))
+                    report = measured(clients, self._report(r, entries, loss0))
+                    self._keep(r, clients, report)
+                    yield r, clients, report
+
+    def _keep(self, r: int, clients: list[ClientResult], report: Report) -> None:
+        """Keeps the clients' own parts, if the model has any."""
+        if self.own.width and not trains_alone(self.runs[r]):
+            numbers = torch.tensor([each.client for each in clients], device=self.own.device)
+            new = torch.stack([each.own for each in clients])
+            self.own.put(r, numbers, new, usable_clients(self.runs[r].algorithm, report))
+
+    def _received(self, models: list[Parts], job: Job) -> Parts:
+        """The whole model that a client begins from."""
+        if not self.own.width:
+            return models[job.run]
+        own = self.own.take(job.run, torch.tensor([job.client]))[0]
+        return (*models[job.run], *self.own_layout.parts(own))
 
     def _jobs(self) -> list[Job]:
         return [
@@ -151,7 +173,7 @@ class Loop:
     def _report(self, r: int, entries: list[int], loss0: Tensor) -> Report:
         """The reports of a run's clients, without what they measured."""
         plan, device = self.schedules[self.runs[r].seed].plan, loss0.device
-        size, steps = plan.size[entries].double(), plan.steps[entries].double()
+        size, steps = plan.size[entries].double(), (plan.steps - plan.personal_steps)[entries].double()
         return Report(
             size=size.to(device),
             steps=self.planner.solver.accumulated(steps).to(device),
@@ -174,7 +196,7 @@ class Loop:
         @torch.enable_grad()
         def measure(job: Job, learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
             gradient = torch.empty_like(x[job.run])
-            learner.model.load(models[job.run])
+            learner.model.load(self._received(models, job))
             return *self._probe(learner, job, gradient), gradient
 
         for job, (loss, size, gradient) in zip(mine, self.workers.map(measure, mine), strict=True):
@@ -215,27 +237,29 @@ class Loop:
         learner: Learner,
         probed: tuple[Tensor, Tensor] | None,
     ) -> ClientResult:
-        """A client probes (unless done) and trains from x (P,), whose parts it received."""
+        """A client probes (unless done) and trains from x (P,), with its whole model's parts `received`."""
         learner.model.load(received)
         loss, grad_norm = probed or self._probe(learner, job)
         self._steps(learner, job, self._modification(job, x, received, shared, mean))
-        update, update_norm = difference(x, received, learner.model.weights)
-        return ClientResult(job.client, loss, grad_norm, update_norm, update)
+        trained = learner.model.tensors
+        shared_parts = len(self.layout.names)
+        update, update_norm = difference(x, received[:shared_parts], trained[:shared_parts])
+        own = flattened(trained[shared_parts:], x)
+        return ClientResult(job.client, loss, grad_norm, update_norm, update, own)
 
     def _train_alone(self, x: Tensor, job: Job, learner: Learner) -> ClientResult:
         """A client trains nothing but its own model, and sends an update of zero."""
         norm = 0.0 if self._train_personal(x, job, learner) else torch.nan
-        return ClientResult(
-            job.client, self.unknown, self.unknown, torch.full_like(self.unknown, norm), torch.zeros_like(x)
-        )
+        measured, own = (self.unknown, self.unknown, torch.full_like(self.unknown, norm)), x.new_empty(0)
+        return ClientResult(job.client, *measured, torch.zeros_like(x), own)
 
     def _train_personal(self, x: Tensor, job: Job, learner: Learner) -> bool:
         """A client trains its personal model, and keeps it if it is finite; returns whether it is."""
         client = torch.tensor([job.client])
-        learner.model.load(self.layout.parts(self.memories.take(job.run, client)[0]))
+        learner.model.load(self.whole.parts(self.memories.take(job.run, client)[0]))
         local = local_part(self.runs[job.run], "personal")
         self._steps(learner, job, Modification(local, self.layout.parts(-local.pull * x)))
-        new = self.layout.flatten(learner.model.module)[None]
+        new = self.whole.flatten(learner.model.module)[None]
         finite = bool(torch.isfinite(new).all())
         if finite:
             self.memories.put(job.run, client, new)
@@ -257,7 +281,9 @@ class Loop:
 
     def _steps(self, learner: Learner, job: Job, modification: Modification) -> None:
         """The client's steps, in place."""
-        learner.steps(self.planner.solver, self.lr, self._batches(learner.model, job), modification)
+        first = self.schedules[self.runs[job.run].seed].personal_steps[job.entry]
+        batches = self._batches(learner.model, job)
+        learner.steps(self.planner.solver, self.lr, batches, modification, personal_steps=first)
 
     def _batches(self, model: PlainModel, job: Job) -> Iterator[Callable[[], Tensor]]:
         """For each local step, a function that computes the loss of its batch."""

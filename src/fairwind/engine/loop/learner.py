@@ -35,14 +35,27 @@ class Learner:
         self.recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.module.modules())
 
     def steps(
-        self, solver: Solver, lr: float, batches: Iterator[Callable[[], Tensor]], modification: Modification
+        self,
+        solver: Solver,
+        lr: float,
+        batches: Iterator[Callable[[], Tensor]],
+        modification: Modification,
+        *,
+        personal_steps: int = 0,
     ) -> None:
-        """A local step on the loss of each batch, modified if the algorithm says so."""
+        """A local step on the loss of each batch, modified if the algorithm says so.
+
+        If the solver has two phases, the first so many train the personal part alone, others the shared part.
+        """
         self.model.train()
         # Plain SGD is one call for all weights; an optimizer takes several times as long.
         optimizer = None if solver.plain else solver.build(self.model.weights, lr)
-        for loss in batches:
-            self._step(optimizer, lr, loss, solver.clip, modification)
+        shared = len(self.model.layout.names)
+        for number, loss in enumerate(batches):
+            trained = slice(None)
+            if solver.personal_first is not None:
+                trained = slice(shared, None) if number < personal_steps else slice(0, shared)
+            self._step(optimizer, lr, loss, solver.clip, modification, trained)
 
     def _step(
         self,
@@ -51,6 +64,7 @@ class Learner:
         loss_of_batch: Callable[[], Tensor],
         clip: float | None,
         modification: Modification,
+        trained: slice,
     ) -> None:
         before = None
         if modification.received is not None:
@@ -60,6 +74,9 @@ class Learner:
         scale = modification.scale(loss.detach())
         if modification.parts:
             gradients = self._modified(gradients, before, scale, modification)
+        if trained != slice(None):
+            kept = range(len(gradients))[trained]
+            gradients = [g if i in kept else None for i, g in enumerate(gradients)]
         if optimizer is None:
             _add(self.model.weights, gradients, -lr)
             return
@@ -78,58 +95,63 @@ class Learner:
         scale: float,
         modification: Modification,
     ) -> list[Tensor | None]:
-        pull = modification.local.pull
+        pull, shared = modification.local.pull, len(modification.parts)
         found: list[Tensor | None] = [
-            pull * weight + w for weight, w in zip(self.model.weights, modification.parts, strict=True)
+            pull * weight + w for weight, w in zip(self.model.weights, modification.parts, strict=False)
         ]
+        found += [torch.zeros_like(weight) for weight in self.model.weights[shared:]]  # are not modified
         _add(found, gradients, scale)
         if before is not None:
-            _add(found, before, -scale)
+            _add(found[:shared], before[:shared], -scale)
         return found
 
     def _gradients_at(
         self, received: Sequence[Tensor], loss_of_batch: Callable[[], Tensor]
     ) -> list[Tensor | None]:
-        """The gradients at the received model; the weights are restored afterwards."""
-        trained = [weight.detach().clone() for weight in self.model.weights]
-        copy_into(self.model.weights, received)
+        """The gradients at the received model; what was trained is restored afterwards."""
+        trained = [tensor.detach().clone() for tensor in self.model.tensors]
+        copy_into(self.model.tensors, received)
         found = self.model.gradients([loss_of_batch()])
-        copy_into(self.model.weights, trained)
+        copy_into(self.model.tensors, trained)
         return found
 
     def probe(
         self, loss_of: Callable[[Tensor], Tensor], samples: Tensor, gradient: Sequence[Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """The loss of samples and the norm of its gradient, in evaluation mode.
+        """The loss of samples and the norm of its gradient by the shared parameters, in the mode of probes.
 
         The gradient itself is written to `gradient`, if given.
         """
-        self.model.train(False)
+        self.model.probe()
         losses = []
 
         def parts() -> Iterator[Tensor]:
             for part, share in self._shares(samples):
-                loss = loss_of(part) if share == 1 else share * loss_of(part)
-                losses.append(loss.detach())
-                yield loss
+                with self.model.still():  # until after the backward pass
+                    loss = loss_of(part) if share == 1 else share * loss_of(part)
+                    losses.append(loss.detach())
+                    yield loss
 
         with without_cudnn(self.model.start.device) if self.recurrent else nullcontext():
-            found = [_dense(g) for g in self.model.gradients(parts())]
+            found = [_dense(g) for g in self.model.gradients(parts())[: len(self.model.layout.names)]]
         for g, place in zip(found, gradient or (), strict=gradient is not None):
             place.copy_(torch.zeros_like(place) if g is None else g)
         return torch.stack(losses).sum(dtype=torch.float64), norm([g for g in found if g is not None])
 
     @torch.no_grad()
     def loss(self, loss_of: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
-        """The loss of samples, in evaluation mode."""
-        self.model.train(False)
-        losses = [share * loss_of(part) for part, share in self._shares(samples)]
+        """The loss of samples, in the mode of probes."""
+        self.model.probe()
+        losses = []
+        for part, share in self._shares(samples):
+            with self.model.still():
+                losses.append(share * loss_of(part))
         return torch.stack(losses).sum(dtype=torch.float64)
 
     def _shares(self, samples: Tensor) -> list[tuple[Tensor, float]]:
         """Samples in parts that are probed at once, with the share of each in their loss."""
         loss = self.model.loss
-        parts = split(samples, loss.batch_size if loss.batched else tuning.MAX_LOOP_PROBED_SAMPLES)
+        parts = split(samples, self.model.probe_batch or tuning.MAX_LOOP_PROBED_SAMPLES)
         return list(zip(parts, loss.shares(parts, self.model.sample_weights), strict=True))
 
 

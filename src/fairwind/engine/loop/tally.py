@@ -23,6 +23,7 @@ class ClientResult(NamedTuple):
     grad_norm: Tensor
     update_norm: Tensor
     update: Tensor  # δ (P,)
+    own: Tensor  # (·,) its own part of the model
 
 
 def measured(clients: list[ClientResult], report: Report) -> Report:

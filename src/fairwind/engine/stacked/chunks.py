@@ -156,8 +156,8 @@ class Cutter:
         sizes = planner.probed(planner.federation.train)
         typical, largest = int(sizes.double().mean()), max(1, int(sizes.max()))
         probed = min(plan.sizes.probed_samples, max(32, 1 << typical.bit_length() - 1), largest)
-        if model.loss.batched:
-            probed = model.loss.batch_size
+        if model.probe_batch is not None:
+            probed = model.probe_batch
         self.batch_sizes: dict[Kind, int] = dict.fromkeys(PROBES, probed)
         self.batch_sizes |= dict.fromkeys(PASSES, planner.solver.batch_size)
         self.plan: Plan | None = None

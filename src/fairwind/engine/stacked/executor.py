@@ -18,9 +18,9 @@ from fairwind.engine.backends.backend import compile_steps
 from fairwind.engine.backends.graphs import Graphs, out_of_memory, recording, renew
 from fairwind.engine.evaluation import split
 from fairwind.engine.executor import ClientUpdates, RoundSums, Run, Shared, over_ranks
-from fairwind.engine.extras import AlgorithmExtras, MeanGradient, Trained
+from fairwind.engine.extras import AlgorithmExtras, MeanGradient, OwnPart, Trained
 from fairwind.engine.local import Locals, Modifications, locals_of
-from fairwind.engine.memory import Compression, Memories
+from fairwind.engine.memory import Compression, Memories, OwnParts
 from fairwind.engine.plan import ExecutionPlan
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.schedule import Planner
@@ -46,6 +46,7 @@ class Stacked:
         planner: Planner,
         runs: list[Run],
         memories: Memories,
+        own: OwnParts,
         plan: ExecutionPlan,
         ranks: Ranks = ALONE,
         compression: Compression | None = None,
@@ -53,7 +54,7 @@ class Stacked:
         self.model, self.planner, self.runs, self.plan = model, planner, runs, plan
         self.threads, self.device, self.ranks = plan.threads.value, federation.device, ranks
         self.locals = locals_of(runs, torch.empty(0, dtype=model.dtype, device=self.device))
-        self.extras = AlgorithmExtras(model.layout, memories, runs, federation, plan, compression)
+        self.extras = AlgorithmExtras(model, memories, own, runs, federation, plan, compression)
         vectors = max(each.rules.vectors for each in self.locals.values())
         self.cutter = Cutter(model, planner, runs, plan, vectors=vectors)
         self.algorithms = by_algorithm(runs)
@@ -125,14 +126,14 @@ class Stacked:
 
     @torch.no_grad()
     def gradients(self, x: Tensor) -> dict[int, Tensor]:
-        layout = self.model.layout
+        layout = self.model.shared
         return self._probes(x, layout.as_matrices(layout.parts(x)))[1]
 
     @torch.no_grad()
     def updates(
         self, x: Tensor, loss0: Tensor, shared: Shared, gradients: dict[int, Tensor]
     ) -> Iterator[ClientUpdates]:
-        layout = self.model.layout
+        layout = self.model.shared
         models = layout.as_matrices(layout.parts(x))
         probed, measured = self._probes(x, models)
         gradients |= measured | gradients
@@ -146,7 +147,9 @@ class Stacked:
                         yield self._unchanged(r, chunk, usable, x, loss0)
                 continue
             train = partial(self._train, local, modifications, models, probed, loss0)
-            for chunk, (report, delta) in self._chunked(way, train):
+            for chunk, (report, delta, parts) in self._chunked(way, train):
+                for part in parts:
+                    self.extras.own.put(*part)
                 flat = layout.from_matrices(delta)
                 for r in chunk.runs:
                     mine = (chunk.row_run == r).nonzero()[:, 0]
@@ -162,7 +165,7 @@ class Stacked:
 
     @torch.no_grad()
     def _sums(self, x: Tensor, loss0: Tensor, shared: Shared) -> RoundSums:
-        layout = self.model.layout
+        layout = self.model.shared
         models = layout.as_matrices(layout.parts(x))
         probed, more = self._probes(x, models)
         held = self.extras.held()
@@ -174,12 +177,12 @@ class Stacked:
             if local.way == "personal":
                 return self._personal(local, modifications, models, chunk, workspaces)
             given = local, modifications, models, probed, loss0, chunk, workspaces
-            report, delta = self._train(*given)
+            report, delta, own = self._train(*given)
             report, left_out = self.extras.sent(chunk, report, delta)
             waits = self.plan.graphs.value == "none"
             part = contributions(self.algorithms, chunk, report, delta, waits=waits)
             done = self.extras.after(
-                local, modifications, chunk, report, delta, part, copy=not self.one_chunk
+                local, modifications, chunk, report, delta, part, own, copy=not self.one_chunk
             )
             return done._replace(left_out=[(r, who, part.usable[at], e) for r, who, at, e in left_out])
 
@@ -196,7 +199,7 @@ class Stacked:
                     held[r].add(*each)
                 self.extras.remember(local, trained)
         if self.ranks.world > 1:
-            coded = range(len(self.runs) if self.extras.compression else 0)
+            coded = range(len(self.runs) if self.extras.compression or self.extras.own.width else 0)
             for r in sorted({*self.extras.memories.values, *held, *coded}):
                 self.extras.share(r, *self.cutter.clients(r), models, more, held, self.ranks)
         return over_ranks(totals.outcome(layout, more, held), self.runs, self.ranks)
@@ -223,7 +226,7 @@ class Stacked:
     ) -> Trained:
         """The rows' personal models."""
         rows = self._work(chunk, workspaces["personal"], models, modifications, local)
-        return self.extras.keep_models(chunk, self.model.layout.as_matrices(rows.weights))
+        return self.extras.keep_models(chunk, rows)
 
     def _train(
         self,
@@ -234,16 +237,17 @@ class Stacked:
         loss0: Tensor,
         chunk: Chunk,
         workspaces: Workspaces,
-    ) -> tuple[Report, list[Tensor]]:
-        """The rows' reports and updates, as matrices."""
+    ) -> tuple[Report, list[Tensor], list[OwnPart]]:
+        """The rows' reports, updates as matrices, and own parts."""
         rows = self._work(chunk, workspaces[local.way], models, modifications, local)
-        delta = self.model.layout.as_matrices(rows.weights)
+        delta = self.model.layout.as_matrices(rows.weights)[: len(models)]
         start = chunk.runs_there if len(chunk.runs) == 1 else chunk.row_run
         for trained, model in zip(delta, models, strict=True):
             torch.sub(model.index_select(0, start), trained, out=trained)
         loss, grad_norm = (measured[chunk.rows] for measured in probed)
         report = self._report(chunk, loss0)
-        return report._replace(update_norm=norms(delta), loss=loss, grad_norm=grad_norm), delta
+        report = report._replace(update_norm=norms(delta), loss=loss, grad_norm=grad_norm)
+        return report, delta, self.extras.own_parts(chunk, report, rows)
 
     def _chunked(self, kind: Kind, work: Callable[[Chunk, Workspaces], T]) -> Iterator[tuple[Chunk, T]]:
         """Rows in chunks within the budget, and their results.
@@ -314,8 +318,8 @@ class Stacked:
         if chunk.selection.brought is not None:
             workspace.bring(self.federation, chunk.selection.brought)
         rows = workspace.load(models, chunk.row_run, modifications)
-        if local is not None:
-            self.extras.begin(local, chunk, rows)
+        self.extras.begin(local, chunk, rows)
+        workspace.begin(rows)
         keys = chunk.dropout_keys(order) if self.model.random else None
         workspace.work(chunk.counts, chunk.samples(order), keys, self.lr)
         return rows
@@ -328,7 +332,7 @@ class Stacked:
         summed, divisor = rows.loss.double(), self._divisor(chunk)
         if not rows.kept:
             return summed / divisor, summed * torch.nan, {}
-        sums = self.model.layout.as_matrices(rows.kept[0])
+        sums = self.model.layout.as_matrices(rows.kept[0])[: len(models)]
         norm = norms(sums)
         return summed / divisor, norm / divisor, self.extras.gradients(chunk, sums, norm, divisor)
 

@@ -13,13 +13,14 @@ from torch.func import functional_call, grad, vmap
 from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, mapped, take
 from fairwind.engine import tuning
-from fairwind.engine.layout import Parts
+from fairwind.engine.layout import Layout, Parts
 from fairwind.engine.machine import matmul_precision
 from fairwind.engine.modules import activations, copied, duplicate, read
 from fairwind.engine.plain import TOLERANCE, PlainModel, agree, judged
 from fairwind.engine.stacked.gradients import Dense, Factored, Gradient, is_linear, watch
 from fairwind.errors import first_line
 from fairwind.layers import CountedRandomness, OperationCounter, key_names, stackable
+from fairwind.layers.batch_norm import MASK, Masked
 
 Seen = dict[int, Tensor]  # by the indices of parts
 # Names for types, because PyTorch's compiler cannot read such an annotation inside a function.
@@ -34,7 +35,8 @@ class CannotStackError(Exception):
 class StackedModel:
     """A module's loss and gradient for rows of parameters, each with its own batch.
 
-    Parameters with `requires_grad=False` and all buffers are shared by every row, not copied.
+    The parts of a row are its trained parameters and its statistics of batch norm. Parameters with
+    `requires_grad=False` and all other buffers are shared by every row, not copied.
     """
 
     stacks = True
@@ -49,7 +51,13 @@ class StackedModel:
         """Local steps are computed in the type `compute`, if given. Use `stack`, which tries it."""
         self.loss, self.judges = replace(plain.loss, kernel=None), plain.judges
         self.sample_weights, self.evaluated_numbers = plain.sample_weights, plain.evaluated_numbers
-        self.layout, self.dtype = plain.layout, plain.dtype
+        self.dtype, division = plain.dtype, plain.division
+        self.probe_batch = plain.probe_batch
+        trained = len(division.shared.names) + division.trained
+        self.layout = plain.whole.part(slice(0, trained))  # the trained parameters: shared ones first
+        self.states = plain.whole.part(slice(trained, None))  # the statistics
+        self._shared_parts = len(division.shared.names)
+        self._lay_out()
         self.compute = compute or self.dtype
         self.training = plain.augmentation.attach(stackable(copied(model, training=True)).to(device))
         self.evaluating = stackable(copied(model, training=False)).to(device)
@@ -57,16 +65,34 @@ class StackedModel:
         if self.compute != self.dtype:
             self.training.to(self.compute)
             self.probing = stackable(copied(model, training=False)).to(device).to(self.compute)
+        self.norms = _with_masks(self.training, self.states)
+        for module in (self.evaluating, self.probing):
+            _with_masks(module, self.states)
+        if division.recomputes:  # probes normalise by the batch
+            self.probing = duplicate(self.evaluating)
+            for name in self.norms:
+                self.probing.get_submodule(name).train()
+        self.by_batch = division.recomputes
         self.keys = key_names(self.training)
         self.replaces = plain.replaces  # functions that its forward pass calls, such as attention
         # Parts whose gradients could be left as factors, and their layers; and those whose gradients are.
         self.factorable: dict[int, str] = {}
         self.factored: dict[int, str] = {}
 
+    def _lay_out(self) -> None:
+        """What follows from the layout of the trained parameters."""
+        self.shared = self.layout.part(slice(0, self._shared_parts))  # what algorithms see
+        self.whole = self.layout.followed_by(self.states)
+
     @property
     def random(self) -> bool:
         """Whether training steps use their random keys."""
         return bool(self.keys) or self.replaces
+
+    @property
+    def batch(self) -> int | None:
+        """How many samples of one client are scored together, if what is computed depends on that."""
+        return self.loss.batch_size if self.loss.batched else None
 
     def another(self) -> "StackedModel":
         """A copy for another thread."""
@@ -77,11 +103,11 @@ class StackedModel:
 
     def gradients(
         self, parts: Parts, inputs: Any, targets: Any, mask: Tensor, key: Tensor
-    ) -> tuple[list[Gradient], Tensor]:
-        """Each row's gradient of its mean loss over a batch (rows, B, ...); and that loss (rows,)."""
+    ) -> tuple[list[Gradient], Tensor, list[Tensor]]:
+        """Each row's gradient of its mean loss over a batch (rows, B, ...), that loss, new statistics."""
         leaves, held = self._leaves(parts, mask)
         found, losses, seen = _gradients_of(self._mean_loss)(leaves, held, inputs, targets, mask, key)
-        return _gradients(found, seen), losses
+        return _gradients(found, seen), losses, [seen[i] for i in range(len(leaves), len(parts))]
 
     def probes(self, parts: Parts, inputs: Any, targets: Any, mask: Tensor) -> tuple[list[Gradient], Tensor]:
         """Each row's gradient of its summed loss over a batch, without dropout; and the sums (rows,)."""
@@ -91,36 +117,53 @@ class StackedModel:
 
     def losses(self, parts: Parts, inputs: Any, targets: Any, mask: Tensor) -> Tensor:
         """Each row's summed loss over a batch, without dropout (rows,)."""
-        summed: Tensor = vmap(self._summed_loss)(parts, {}, inputs, targets, mask)[0]
+        leaves, states = self._split(parts)
+        summed: Tensor = vmap(self._summed_loss)(leaves, states, inputs, targets, mask)[0]
         return summed
 
     def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, P)."""
+        """Each sample's loss, and the numbers of each score, (R, B) or (R, B, S) under models x (R, ·)."""
         scores_of = vmap(self._scores, in_dims=(0, None, None))
-        found: tuple[Tensor, ...] = scores_of(self.layout.parts(x), inputs, targets)
+        found: tuple[Tensor, ...] = scores_of(self.whole.parts(x), inputs, targets)
         return found
 
     def own_scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        """The same where each model x (R, P) has samples of its own, (R, B, …)."""
-        return tuple(vmap(self._scores)(self.layout.parts(x), inputs, targets))
+        """The same where each model x (R, ·) has samples of its own, (R, B, …)."""
+        return tuple(vmap(self._scores)(self.whole.parts(x), inputs, targets))
 
     def _leaves(self, parts: Parts, mask: Tensor) -> tuple[Parts, Seen]:
-        """The variables to differentiate by: parts, or zeros that their layers add; and those parts."""
+        """The variables to differentiate by: parts, or zeros that their layers add; and the other parts."""
+        trained, states = self._split(parts)
         held = {i: parts[i] for i in self.factored}
         zeros = {i: p.new_zeros(()).expand(*mask.shape, p.shape[1]) for i, p in held.items()}
-        return tuple(zeros.get(i, p) for i, p in enumerate(parts)), held
+        return tuple(zeros.get(i, p) for i, p in enumerate(trained)), held | states
+
+    def _split(self, parts: Parts) -> tuple[Parts, Seen]:
+        """The trained parameters, and the statistics."""
+        trained = len(self.layout.names)
+        return parts[:trained], dict(enumerate(parts[trained:], trained))
 
     def _call(
-        self, module: nn.Module, leaves: Parts, held: Seen, inputs: Any, key: Tensor | None = None
+        self,
+        module: nn.Module,
+        leaves: Parts,
+        held: Seen,
+        inputs: Any,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
     ) -> tuple[Any, Seen]:
-        """A module's outputs in the model's type, and the inputs of its factored layers."""
+        """A module's outputs in the model's type, the inputs of its factored layers, and new statistics."""
         inputs = cast(inputs, leaves[0].dtype)
         values: dict[str, Tensor] = {} if key is None else dict.fromkeys(self.keys, key)
         for i, (names, leaf) in enumerate(zip(self.layout.all_names, leaves, strict=True)):
             if i in held:
                 values[f"{self.factored[i]}.zero"] = leaf
             values |= dict.fromkeys(names, held.get(i, leaf))
-        layers: dict[int, Any] = {i: module.get_submodule(self.factored[i]) for i in held}
+        values |= {name: held[i] for i, name in enumerate(self.states.names, len(leaves))}
+        if mask is not None:
+            values |= {f"{norm}.{MASK}" if norm else MASK: mask for norm in self.norms}
+        layers: dict[int, Any] = {i: module.get_submodule(self.factored[i]) for i in held if i < len(leaves)}
+        norms: list[Any] = [module.get_submodule(norm) for norm in self.norms]
         positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
         named = inputs if isinstance(inputs, dict) else {}
         mode: AbstractContextManager[Any] = nullcontext()
@@ -131,26 +174,34 @@ class StackedModel:
         try:
             with mode:
                 outputs = read(functional_call(module, values, positional, named, tie_weights=False))
-            return cast(outputs, self.dtype), {i: layer.seen for i, layer in layers.items()}
+            moved = {
+                n: new
+                for name, norm in zip(self.norms, norms, strict=True)
+                for n, new in norm.new_buffers(name)
+            }
+            new = {i: moved[name] for i, name in enumerate(self.states.names, len(leaves)) if name in moved}
+            return cast(outputs, self.dtype), {i: layer.seen for i, layer in layers.items()} | new
         finally:
             for layer in layers.values():
                 layer.seen = None
+            for norm in norms:
+                norm.moved = ()
 
     def _mean_loss(
         self, leaves: Parts, held: Seen, inputs: Any, targets: Any, mask: Tensor, key: Tensor
     ) -> tuple[Tensor, Seen]:
-        outputs, seen = self._call(self.training, leaves, held, inputs, key)
+        outputs, seen = self._call(self.training, leaves, held, inputs, mask, key)
         return self.loss.of_batch(outputs, targets, mask), seen
 
     def _summed_loss(
         self, leaves: Parts, held: Seen, inputs: Any, targets: Any, mask: Tensor
     ) -> tuple[Tensor, Seen]:
-        module = self.evaluating if leaves[0].dtype == self.dtype else self.probing
-        outputs, seen = self._call(module, leaves, held, inputs)
+        same = leaves[0].dtype == self.dtype and not self.by_batch
+        outputs, seen = self._call(self.evaluating if same else self.probing, leaves, held, inputs, mask)
         return self.loss.part(outputs, targets, mask), seen
 
     def _scores(self, parts: Parts, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        outputs, _ = self._call(self.evaluating, parts, {}, inputs)
+        outputs, _ = self._call(self.evaluating, *self._split(parts), inputs)
         return judged(self.loss, self.judges, outputs, targets)
 
     def _try(self, plain: PlainModel, federation: Federation) -> None:
@@ -165,15 +216,16 @@ class StackedModel:
             activations(self.training, take(inputs, slice(0, n)), self.dtype, self.compute) for n in (1, 2)
         )
         self.per_row, self.per_sample = max(0, 2 * one - two), max(1, two - one)  # numbers
-        flat = torch.stack([plain.start, plain.start * 1.01])
-        parts = tuple(part.to(self.compute) for part in self.layout.parts(flat))
+        flat = torch.stack([plain.first, plain.first * 1.01])
+        trained, states = self._split(self.whole.parts(flat))
+        parts = (*(part.to(self.compute) for part in trained), *states.values())
         batch = (mapped(lambda t: t.expand(2, *t.shape).clone(), part) for part in (inputs, targets))
         mask = torch.tensor([[True, True, False]] * 2, device=device)
         stacked_inputs, stacked_targets = batch
         given = stacked_inputs, stacked_targets, mask
         key = torch.tensor([3, 4], device=device)
         with OperationCounter() as counter:
-            gradients, _ = self.gradients(parts, *given, key)
+            gradients, _, moved = self.gradients(parts, *given, key)
         self.operations = counter.operations  # that a step launches
         found = [g.value for g in gradients if isinstance(g, Dense)]
         self.probes(parts, *given)
@@ -181,13 +233,17 @@ class StackedModel:
         self.scores(flat, inputs, targets)
         # Weights get the strides of their gradients: a dense layer's are transposed, for example.
         self.layout = self.layout.with_strides([torch.empty_like(g[0]).stride() for g in found])
+        self._lay_out()
         if self.compute == self.dtype:
             plainly = (take(inputs, slice(0, 2)), take(targets, slice(0, 2)))
             for row, x in enumerate(flat):
-                plain.load(self.layout.parts(x))
+                plain.load(self.whole.parts(x))
+                plain.train()
                 with torch.enable_grad():
                     exact = plain.gradients([plain.training_loss(*plainly, int(key[row]))])
-                if not agree([g[row] for g in found], exact, TOLERANCE.get(self.dtype, 0.1)):
+                exact += plain.tensors[len(exact) :]
+                stacked = [each[row] for each in (*found, *moved)]
+                if not agree(stacked, exact, TOLERANCE.get(self.dtype, 0.1)):
                     raise CannotStackError(
                         "its gradients, stacked and padded, are not those of a plain backward pass "
                         "(do samples of a batch influence each other?)"
@@ -202,6 +258,7 @@ class StackedModel:
             contiguous = torch.empty(self.layout.shapes[i]).stride()
             strides = self.layout.strides
             self.layout = self.layout.with_strides([*strides[:i], contiguous, *strides[i + 1 :]])
+        self._lay_out()
 
     def _factorable(self, start: Tensor, federation: Federation) -> dict[int, str]:
         """Large dense layers whose factored gradients equal autograd's on a few samples.
@@ -217,8 +274,10 @@ class StackedModel:
         if not candidates or self.dtype not in (torch.float32, torch.float64):
             return {}
         draw = torch.Generator().manual_seed(0)
-        noise = torch.randn(2, len(start), generator=draw, dtype=start.dtype)
-        parts = self.layout.parts(start + 0.1 * noise)  # gradients may start at 0
+        noise = torch.randn(2, self.layout.parameters, generator=draw, dtype=start.dtype)
+        trained, states = start[: noise.shape[1]], start[noise.shape[1] :]
+        parts = self.layout.parts(trained + 0.1 * noise)  # gradients may start at 0
+        parts += self.states.parts(states.expand(2, -1))
         at = torch.randint(federation.samples, (2, 8), generator=draw)
         batch = (*federation.at(at), torch.ones_like(at, dtype=torch.bool))
         keys = torch.zeros(2, dtype=torch.int64)
@@ -265,7 +324,7 @@ def stack(
         with matmul_precision("float32", federation.device):
             stacked._try(plain, federation)
             if factored:
-                stacked.factorable = stacked._factorable(plain.start, federation)
+                stacked.factorable = stacked._factorable(plain.first, federation)
     except CannotStackError:
         raise
     except Exception as error:  # whatever a user's module makes of vectorised tensors
@@ -294,6 +353,16 @@ def _gradients_of(loss: Callable[..., Any]) -> Callable[..., Found]:
 
 def _gradients(found: Parts, seen: Seen) -> list[Gradient]:
     return [Factored(g, seen[i]) if i in seen else Dense(g) for i, g in enumerate(found)]
+
+
+def _with_masks(module: nn.Module, states: Layout) -> list[str]:
+    """Lets the layers with these statistics leave out padding; returns their names."""
+    found = [name for name, layer in module.named_modules() if isinstance(layer, Masked)]
+    mine = [norm for norm in found if any(name.rpartition(".")[0] == norm for name in states.names)]
+    for norm in mine:
+        mask = torch.ones((), dtype=torch.bool, device=next(module.buffers()).device)
+        module.get_submodule(norm).register_buffer(MASK, mask, persistent=False)
+    return mine
 
 
 def _formed(factors: Gradient, exact: Gradient) -> bool:

@@ -21,6 +21,7 @@ class Rows(NamedTuple):
     kept: tuple[Parts, ...]  # from step to step: the solver's moments, or the summed gradient
     cast: Parts  # the weights in the type of the computation, where that is another
     loss: Tensor  # (rows,) summed
+    states: Parts = ()  # statistics of batch norm
     received: Parts = ()  # x in the type of the computation, where steps are corrected
     # (rows,) each, if steps are modified: μ, the index of the scale s, and the index of w
     rule: tuple[Tensor, ...] = ()
@@ -28,15 +29,18 @@ class Rows(NamedTuple):
 
     def first(self, n: int) -> "Rows":
         kept = tuple(tuple(part[:n] for part in parts) for parts in self.kept)
-        weights, cast, received, rule = (
-            tuple(part[:n] for part in parts) for parts in (self.weights, self.cast, self.received, self.rule)
-        )
-        return Rows(weights, kept, cast, self.loss[:n], received, rule, self.offset)
+        each = self.weights, self.cast, self.states, self.received, self.rule
+        weights, cast, states, received, rule = (tuple(part[:n] for part in parts) for parts in each)
+        return Rows(weights, kept, cast, self.loss[:n], states, received, rule, self.offset)
 
     def tensors(self) -> Sequence[Tensor]:
         """All but `offset`."""
         kept = (part for parts in self.kept for part in parts)
-        return *self.weights, *kept, *self.cast, self.loss, *self.received, *self.rule
+        return *self.weights, *kept, *self.cast, self.loss, *self.states, *self.received, *self.rule
+
+    def computed(self) -> Parts:
+        """The whole model of the rows, in the type of the computation."""
+        return (*(self.cast or self.weights), *self.states)
 
 
 class Batches(NamedTuple):
@@ -72,16 +76,20 @@ def train_step(model: StackedModel, solver: Solver, rules: Rules = PLAIN) -> Ste
     def step(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> dict[int, Product]:
         index, mask, keys = batches.next(rows.loss.shape[0])
         batch = take(inputs, index), take(targets, index), mask, keys
-        gradients, losses = model.gradients(rows.cast or rows.weights, *batch)
+        gradients, losses, moved = model.gradients(rows.computed(), *batch)
         if rules.corrected:
-            before, _ = model.gradients(rows.received, *batch)
-            gradients = [g.minus(b) for g, b in zip(gradients, before, strict=True)]
+            before, _, _ = model.gradients(rows.received, *batch)
+            shared = len(model.shared.names)
+            pairs = zip(gradients[:shared], before[:shared], strict=True)
+            gradients = [*(g.minus(b) for g, b in pairs), *gradients[shared:]]
+        for state, new in zip(rows.states, moved, strict=True):  # a finished row's do not move
+            state.copy_(new)
         active = mask[:, 0]  # a finished row does not change
         batches.advance(mask.shape[0])
         scale = rules.scale(losses, rows.rule[1]) if rules.scales else None
         added = {
             i: _wide(rows.rule[0], weight) * weight + rows.offset[i][rows.rule[2]]
-            for i, weight in enumerate(rows.weights if rules.adds else ())
+            for i, weight in enumerate(rows.weights[: len(rows.offset)])
         }
         if solver.plain:
             rate = -batches.lr if scale is None else -batches.lr * scale
@@ -94,7 +102,7 @@ def train_step(model: StackedModel, solver: Solver, rules: Rules = PLAIN) -> Ste
             if scale is not None:
                 dense = [_wide(scale, g) * g for g in dense]
             if rules.adds:
-                dense = [g + added[i] for i, g in enumerate(dense)]
+                dense = [g + added[i] if i in added else g for i, g in enumerate(dense)]
             _update(solver, rows, dense, batches, active)
         if rules.adds or not solver.plain:
             for half, weight in zip(rows.cast, rows.weights, strict=bool(rows.cast)):
@@ -115,7 +123,7 @@ def gradient_step(model: StackedModel) -> Step:
     def step(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> dict[int, Product]:
         index, mask, _ = batches.next(rows.loss.shape[0])
         batch = take(inputs, index), take(targets, index)
-        gradients, losses = model.probes(rows.cast or rows.weights, *batch, mask)
+        gradients, losses = model.probes(rows.computed(), *batch, mask)
         rows.loss.add_(losses)
         batches.advance(mask.shape[0])
         return _add(gradients, rows.kept[0], None, None)  # 0 for a finished row
@@ -128,7 +136,8 @@ def loss_step(model: StackedModel) -> Step:
 
     def step(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> dict[int, Product]:
         index, mask, _ = batches.next(rows.loss.shape[0])
-        rows.loss.add_(model.losses(rows.weights, take(inputs, index), take(targets, index), mask))
+        parts = (*rows.weights, *rows.states)
+        rows.loss.add_(model.losses(parts, take(inputs, index), take(targets, index), mask))
         batches.advance(mask.shape[0])
         return {}
 

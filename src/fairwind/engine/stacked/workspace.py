@@ -81,15 +81,17 @@ class Workspace:
         layout, own = self.model.layout, self.model.dtype
         compute = self.model.compute if self.casts else own
         loss = torch.zeros(n, dtype=own, device=device)
+        states = self.model.states.empty(n, own, device)
         adds, corrected = self.rules.adds, self.rules.corrected
         return Rows(
             layout.empty(n, own, device),
             tuple(layout.empty(n, own, device) for _ in range(self.kept)),
             layout.empty(n, compute, device) if self.casts else (),
             loss,
-            layout.empty(n, compute, device) if corrected else (),
+            states,
+            (*layout.empty(n, compute, device), *(s.clone() for s in states)) if corrected else (),
             (loss.clone(), loss.long(), torch.arange(n, device=device)) if adds or self.rules.scales else (),
-            layout.empty(n if self.rules.own else runs, own, device) if adds else (),
+            self.model.shared.empty(n if self.rules.own else runs, own, device) if adds else (),
         )
 
     def load(self, models: list[Tensor], row_run: Tensor, modifications: Modifications | None = None) -> Rows:
@@ -99,16 +101,13 @@ class Workspace:
             self.clear()
             self.rows = self._rows(n, len(models[0]), models[0].device)
         rows = self.rows.first(n)
-        _spread(models, row_run, layout.as_matrices(rows.weights))
+        _spread(models, row_run, layout.as_matrices(rows.weights)[: len(models)])
         for tensor in (*(part for parts in rows.kept for part in parts), rows.loss):
             tensor.zero_()
-        for copies in (rows.cast, rows.received):
-            for half, weight in zip(copies, rows.weights, strict=bool(copies)):
-                half.copy_(weight)
         if modifications is not None and rows.rule:
             for place, numbers in zip(rows.rule[:2], modifications.rule, strict=True):
                 torch.index_select(numbers, 0, row_run, out=place)
-            vectors = layout.as_matrices(rows.offset) if rows.offset else []
+            vectors = self.model.shared.as_matrices(rows.offset) if rows.offset else []
             if self.rules.own:
                 _spread(modifications.vectors, row_run, [matrix[:n] for matrix in vectors])
             else:
@@ -116,6 +115,13 @@ class Workspace:
                 for place, matrix in zip(vectors, modifications.vectors, strict=True):
                     place.copy_(matrix)
         return rows
+
+    def begin(self, rows: Rows) -> None:
+        """Copies what rows begin from, once all of it is loaded."""
+        begun = (*rows.weights, *rows.states)
+        for copies in (rows.cast, rows.received):
+            for half, part in zip(copies, begun, strict=False):
+                half.copy_(part)
 
     def work(self, counts: list[int], samples: Tensor, keys: Tensor | None, lr: Tensor) -> None:
         """Takes steps, each with the given number of first rows, on the next of (Σ counts, B) samples.

@@ -1,0 +1,99 @@
+"""A real federation whose clients keep a part of the model, or average statistics of batch norm."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import CLASSES, FEATURES, make_federation
+from exchanged import SOLVER, Exchange, simulated
+from fairwind import InputError, Task
+from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairwind.exchange.kept import kept_file, load_kept, save_kept
+
+FEDERATION = make_federation([12, 21, 45])  # batches of one, too
+OWN: dict[str, dict[str, Any]] = {
+    "local": {"batch_norm": "local"},
+    "shared": {"batch_norm": "shared"},
+    "head": {"personal": "3.*", "batch_norm": "shared"},
+    "head, local": {"personal": "3.*", "batch_norm": "local"},
+}
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, CLASSES)).double()
+
+
+def task_of(case: str) -> Task:
+    return Task(model, FEDERATION, solver=SOLVER, **OWN[case])
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize("spec", ["fedavg", "adafedadam", "scaffold", "mime", "ditto", "local", "afl"])
+def test_three_nodes_train_the_simulators_model(spec: str, case: str, tmp_path: Path) -> None:
+    """What nodes keep is what the simulator holds; a server and nodes that start anew go on with it."""
+    task = task_of(case)
+    exchange, simulation = Exchange(task, spec, seed=3), simulated(task, spec, seed=3)
+    for t in range(3):
+        if t == 2:  # all are killed, and begin again from their files
+            save_checkpoint(tmp_path, exchange.server.checkpoint(), "me")
+            again = Exchange(task, spec, seed=3, clients=exchange.clients)
+            found, _ = load_checkpoint(tmp_path, "me")
+            assert found is not None
+            again.server.restore(found)
+            for k, kept in enumerate(exchange.kept):
+                save_kept(kept_file(tmp_path, k), kept)
+                again.kept[k] = load_kept(kept_file(tmp_path, k))
+            exchange = again
+        assert exchange.round().moved
+        simulation.step()
+        close(exchange.server.x, simulation.x[0])
+        close(exchange.server.statistics, simulation.own.averages[0])
+    simulation.evaluate()
+    for k in range(len(FEDERATION)):
+        judged = exchange.judge(k)
+        both = [judged] if judged.further is None else [judged, judged.further]
+        assert [each.loss for each in both] == pytest.approx(simulation.loss[:, k].tolist())
+    trained = model()
+    exchange.server.load(trained)
+    whole = simulation.plain.state_dict(
+        torch.cat([simulation.x[0], simulation.own.take(0, torch.tensor([0]))[0]])
+    )
+    for name in simulation.layout.names + simulation.plain.division.averaged_part.names:
+        close(trained.state_dict()[name].double(), whole[name].double())
+
+
+def test_a_node_that_lost_its_part_begins_again_and_says_so() -> None:
+    exchange = Exchange(task_of("local"), "fedavg", seed=3)
+    exchange.round()
+    exchange.kept[1] = exchange.kept[1]._replace(vectors={})
+    done = exchange.round()
+    assert done.lost == {"1": 0}
+
+
+def test_a_reply_with_statistics_that_cannot_be_is_refused() -> None:
+    exchange = Exchange(task_of("shared"), "fedavg", seed=3)
+    for spoil, why in (
+        (lambda a: {n: v for n, v in a.items() if n != "1.running_var"}, "1.running_var' missing"),
+        (lambda a: a | {"1.running_var": -np.abs(a["1.running_var"])}, "'1.running_var' is negative"),
+        (lambda a: a | {"1.running_mean": a["1.running_mean"] * np.nan}, "not finite"),
+    ):
+        reply = exchange.reply(0)
+        assert why in exchange.server.accept("0", reply._replace(arrays=spoil(reply.arrays)))
+        exchange.server.begin()
+
+
+def test_what_cannot_be_averaged_is_refused() -> None:
+    recomputed = Task(model, FEDERATION, solver=SOLVER, batch_norm="recomputed")
+    with pytest.raises(InputError, match="needs the samples of all clients"):
+        Exchange(recomputed, "fedavg")
+    with pytest.raises(InputError, match="beside the one sum"):
+        Exchange(task_of("shared"), "fedavg", sends="sums")
+    assert Exchange(task_of("local"), "fedavg", sends="sums").round().moved
