@@ -1,0 +1,140 @@
+"""What keeping a part of the model at the clients gains, where their inputs or their labels differ.
+
+    python benchmarks/personal.py [TASK …] [--rounds 50] [--json FILE]
+
+20 clients have handwritten digits of scikit-learn. In `features` each client has a random part of them,
+turned by a multiple of 90°, with a contrast and a brightness of its own; in `labels` they are dealt out by
+Dirichlet shares of 0.1 of each class. All methods train the same small network with batch norm for two local
+epochs a round.
+"""
+
+import argparse
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import fairwind as fw
+from fairwind.metrics import fairness
+from fairwind.runs.environment import environment
+
+CLIENTS = 20
+SEEDS = (1, 2, 3)
+SHOWN = ("avg", "std", "worst30")
+
+
+def network() -> nn.Module:
+    body = nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    )
+    return nn.Sequential(OrderedDict(body=body, head=nn.Linear(128, 10)))
+
+
+def dealt(owner: np.ndarray, change: Callable[[np.ndarray, int], np.ndarray]) -> fw.Federation:
+    pictures, labels = load_digits(return_X_y=True)
+    images = (pictures / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    clients = [
+        (np.ascontiguousarray(change(images[owner == k], k)), labels[owner == k]) for k in range(CLIENTS)
+    ]
+    return fw.Federation.from_clients(clients, classes=10, name="digits")
+
+
+def by_features() -> fw.Federation:
+    """Each client sees the digits turned, and brighter, darker or as a negative."""
+    draw = np.random.default_rng(0)
+    contrast, offset = (
+        draw.uniform(0.3, 2, CLIENTS) * draw.choice([-1, 1], CLIENTS),
+        draw.normal(0, 1, CLIENTS),
+    )
+
+    def change(images: np.ndarray, k: int) -> np.ndarray:
+        turned = np.rot90(images, k % 4, axes=(2, 3))
+        return (contrast[k] * turned + offset[k]).astype(np.float32)
+
+    return dealt(draw.permutation(np.arange(1797) % CLIENTS), change)
+
+
+def by_labels() -> fw.Federation:
+    draw, labels = np.random.default_rng(0), load_digits(return_X_y=True)[1]
+    owner = np.empty(len(labels), dtype=np.int64)
+    for label in range(10):
+        mine = np.flatnonzero(labels == label)
+        owner[mine] = draw.choice(CLIENTS, len(mine), p=draw.dirichlet(np.full(CLIENTS, 0.1)))
+    return dealt(owner, lambda images, k: images)
+
+
+TASKS = {"features": by_features, "labels": by_labels}
+HEAD: dict[str, Any] = {"personal": "head.*", "batch_norm": "shared"}
+SHARED: dict[str, Any] = {"batch_norm": "shared"}
+
+# By method: the task's settings, how many epochs train the personal part alone, the algorithm, and the label
+# of the model that is its result.
+METHODS: dict[str, tuple[dict[str, Any], float | None, str, str]] = {
+    "each alone": (SHARED, None, "local", "local"),
+    "FedAvg": (SHARED, None, "fedavg", "fedavg"),
+    "FedAvg, fine-tuned": (SHARED, None, "fedavg", "fedavg (fine-tuned)"),
+    "AdaFedAdam, lr=0.01": (SHARED, None, "adafedadam:lr=0.01", "adafedadam:lr=0.01"),
+    "FedBN": ({"batch_norm": "local"}, None, "fedavg", "fedavg"),
+    "FedPer": (HEAD, None, "fedavg", "fedavg"),
+    "FedRep": (HEAD, 1, "fedavg", "fedavg"),
+    "FedBABU": (HEAD, 0, "fedavg", "fedavg (fine-tuned)"),
+    "LG-FedAvg": ({"personal": "body.*", "batch_norm": "local"}, None, "fedavg", "fedavg"),
+    "Ditto": (SHARED, None, "ditto", "ditto (personal)"),
+}
+
+
+def measure(name: str, federation: fw.Federation, rounds: int) -> list[dict[str, Any]]:
+    solver = fw.Solver(lr=0.05, batch_size=16, epochs=2)
+    scores: dict[str, torch.Tensor] = {}  # (seeds, K)
+    rows = []
+    for method, (settings, first, algorithm, label) in METHODS.items():
+        task = fw.Task(network, federation, solver=replace(solver, personal_first=first), **settings)
+        tuned = int(label.endswith("(fine-tuned)"))
+        compared = fw.compare(task, algorithm, seeds=SEEDS, rounds=rounds, finetune=tuned, progress=False)
+        runs = [run for run in compared if run.algorithm == label]
+        assert len(runs) == len(SEEDS), [run.algorithm for run in compared]
+        scores[method] = torch.stack([run.score for run in runs]).double()
+        gains = scores[method].mean(0) - scores["each alone"].mean(0)
+        sizes = compared.test_size
+        found = [fairness(run.score, run.loss, sizes) for run in runs]
+        row = {
+            "task": name,
+            "method": method,
+            **{key: float(np.mean([each[key] for each in found])) for key in SHOWN},
+            **{f"{key}_std": float(np.std([each[key] for each in found], ddof=1)) for key in SHOWN},
+            "worse_than_alone": int((gains < 0).sum()),
+            "clients": int((~gains.isnan()).sum()),
+        }
+        rows.append(row)
+        levels = " / ".join(f"{row[key]:.1f}" for key in SHOWN)
+        print(f"{name:9} {method:20} {levels}; worse off than alone: {row['worse_than_alone']}", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--json", type=Path)
+    o = parser.parse_args()
+    rows = []
+    for name in o.tasks or TASKS:
+        rows += measure(name, TASKS[name](), o.rounds)
+        if o.json:
+            content = {"environment": environment("cpu"), "seeds": SEEDS, "rounds": o.rounds, "results": rows}
+            o.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
