@@ -44,7 +44,7 @@ DOCS = ROOT / "docs"
 PAPER = ("parts", "costs", "controls", "tuned", "readings", "precision", "theory", "runs")
 PAGES = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing")),
+    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing", "personal")),
     *(DOCS / "paper" / f"{name}.md" for name in PAPER),
     DOCS / "howto" / "liars.md",
     DOCS / "federation.md",
@@ -661,7 +661,8 @@ def recorded(name: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())[
         "results"
     ]
-    return sorted(rows, key=lambda row: [*TASKS].index(row["task"]))
+    places = {task: place for place, task in enumerate(TASKS)}
+    return sorted(rows, key=lambda row: places.get(row["task"], 0))
 
 
 def with_interval(difference: list[float]) -> str:
@@ -757,6 +758,16 @@ def joined() -> str:
     return table(head, rows)
 
 
+def personal_parts(task: str) -> str:
+    """Of each method: average / STD / worst 30 %, and how many clients are worse off than alone."""
+    rows = []
+    for row in recorded("personal-cpu"):
+        if row["task"] == task:
+            levels = (f"{row[key]:.1f} ± {row[f'{key}_std']:.1f}" for key in ("avg", "std", "worst30"))
+            rows.append([row["method"], *levels, f"{row['worse_than_alone']} of {row['clients']}"])
+    return table(["method", "average", "STD", "worst 30 %", "worse off than alone"], rows)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     f.__name__: f
     for f in (
@@ -791,6 +802,7 @@ TABLES: dict[str, Callable[..., str]] = {
         doors,
         codecs,
         joined,
+        personal_parts,
         attacks,
         liars,
         caps,

@@ -17,6 +17,7 @@ from fairwind import InputError, algorithms
 from fairwind.engine.layout import Layout
 from fairwind.exchange import UNBOUNDED, Aggregator, Bounds, Reply
 from fairwind.exchange.capping import CappedSum, Term
+from fairwind.exchange.server import Round
 from fairwind.robust.limits import OFF, Limits, factors
 
 LAYOUT = Layout((("w",), ("b",)), (torch.Size([2, 3]), torch.Size([2])), ((3, 1), (1,)), torch.float32)
@@ -186,6 +187,11 @@ def test_an_absurd_update_is_cut_down_and_its_sender_named() -> None:
     assert {what: set(factors) for what, factors in done.capped.items()} == {"update": {"liar"}}
     assert "liar is capped: its update counts" in done.lines()[0]
     assert float(aggregator.x.norm()) < 10
+
+
+def test_where_many_are_capped_the_log_counts_them() -> None:
+    done = Round(0, capped={"weight": {f"node {k}": 0.5 + k / 100 for k in range(11)}}, moved=True)
+    assert done.lines("node") == ["11 nodes are capped: their weight counts 0.5 to 0.6 times"]
 
 
 @pytest.mark.parametrize(

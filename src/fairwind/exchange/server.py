@@ -74,6 +74,9 @@ from fairwind.exchange.releases import Release, Releases
 from fairwind.robust.defence import defended
 
 
+MANY = 10  # clients that are capped in a round: then they are counted in its log, not named
+
+
 @dataclass
 class Round:
     """The outcome of a round."""
@@ -106,8 +109,14 @@ class Round:
         for client, number in self.lost.items():
             found.append(f"{client} has lost what it kept of round {number + 1}, and begins again without")
         for what, factors in self.capped.items():
-            found += [f"{client} is capped: its {what} counts {f:.2g} times" for client, f in factors.items()]
+            if len(factors) <= MANY:
+                found += [f"{who} is capped: its {what} counts {f:.2g} times" for who, f in factors.items()]
         found = [f"{kind} {line}" if kind else line for line in found]
+        for what, factors in self.capped.items():
+            if len(factors) > MANY:
+                low, high = min(factors.values()), max(factors.values())
+                those = f"{len(factors)} {kind or 'client'}s are capped"
+                found.append(f"{those}: their {what} counts {low:.2g} to {high:.2g} times")
         return found if self.moved else [*found, f"the model stays as it was: {self.blame}"]
 
 
