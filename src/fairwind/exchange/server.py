@@ -73,7 +73,6 @@ from fairwind.exchange.privacy import Privacy, PrivateSum
 from fairwind.exchange.releases import Release, Releases
 from fairwind.robust.defence import defended
 
-
 MANY = 10  # clients that are capped in a round: then they are counted in its log, not named
 
 
