@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [
     DOCS / "start.md",
+    DOCS / "personal.md",
     *sorted((DOCS / "tutorials").glob("*.md")),
     *sorted((DOCS / "howto").glob("*.md")),
 ]

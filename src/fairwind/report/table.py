@@ -256,8 +256,8 @@ def notes(results: Findings) -> list[str]:
     """What a reader must know before trusting the numbers: which samples they are of, what was left out."""
     note = results.get("parts", {}).get("note", "")
     lines = [note] if note else []
-    stopped, config = results.get("stopped"), results["config"]
-    if stopped is not None and "rounds" in config:
+    stopped = results.get("stopped")
+    if stopped is not None and "rounds" in (config := results["config"]):
         trained = results["runs"][0]["rounds"]
         lines.append(f"Training stopped after round {trained:,} of {config['rounds']:,}: {stopped['why']}.")
     for label in [row["algorithm"] for row in results["summary"]]:
