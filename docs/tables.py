@@ -44,7 +44,7 @@ DOCS = ROOT / "docs"
 PAPER = ("parts", "costs", "controls", "tuned", "readings", "precision", "theory", "runs")
 PAGES = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing", "personal")),
+    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing")),
     *(DOCS / "paper" / f"{name}.md" for name in PAPER),
     DOCS / "howto" / "liars.md",
     DOCS / "federation.md",
@@ -758,16 +758,6 @@ def joined() -> str:
     return table(head, rows)
 
 
-def personal_parts(task: str) -> str:
-    """Of each method: average / STD / worst 30 %, and how many clients are worse off than alone."""
-    rows = []
-    for row in recorded("personal-cpu"):
-        if row["task"] == task:
-            levels = (f"{row[key]:.1f} ± {row[f'{key}_std']:.1f}" for key in ("avg", "std", "worst30"))
-            rows.append([row["method"], *levels, f"{row['worse_than_alone']} of {row['clients']}"])
-    return table(["method", "average", "STD", "worst 30 %", "worse off than alone"], rows)
-
-
 TABLES: dict[str, Callable[..., str]] = {
     f.__name__: f
     for f in (
@@ -802,7 +792,6 @@ TABLES: dict[str, Callable[..., str]] = {
         doors,
         codecs,
         joined,
-        personal_parts,
         attacks,
         liars,
         caps,
