@@ -31,6 +31,7 @@ def test_public_names() -> None:
         "LocalAlgorithm",
         "Memory",
         "MemoryAlgorithm",
+        "NewClients",
         "PersonalAlgorithm",
         "PooledAlgorithm",
         "Report",

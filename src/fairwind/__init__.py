@@ -5,7 +5,7 @@ __version__ = "0.1.0"
 from fairwind import algorithms, augment, models, scores
 from fairwind.api import compare, setup, simulate
 from fairwind.choosing import Tuned, tune
-from fairwind.comparison import Comparison, Result, load
+from fairwind.comparison import Comparison, NewClients, Result, load
 from fairwind.contract import (
     Algorithm,
     Change,
@@ -48,6 +48,7 @@ __all__ = [
     "LocalAlgorithm",
     "Memory",
     "MemoryAlgorithm",
+    "NewClients",
     "PersonalAlgorithm",
     "PooledAlgorithm",
     "Report",
