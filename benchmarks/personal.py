@@ -57,8 +57,8 @@ def by_features() -> fw.Federation:
     )
 
     def change(images: np.ndarray, k: int) -> np.ndarray:
-        turned = np.rot90(images, k % 4, axes=(2, 3))
-        return (contrast[k] * turned + offset[k]).astype(np.float32)
+        changed: np.ndarray = contrast[k] * np.rot90(images, k % 4, axes=(2, 3)) + offset[k]
+        return changed.astype(np.float32)
 
     return dealt(draw.permutation(np.arange(1797) % CLIENTS), change)
 
