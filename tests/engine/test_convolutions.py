@@ -62,6 +62,19 @@ class Functional(nn.Module):
         return out
 
 
+class Changed(Functional):
+    """Computes nearly what the C++ knows."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.between(self.first(x)), 2)
+        out: Tensor = self.dense(torch.flatten(F.relu(self.second(x)), 1))
+        return out
+
+
 def compiled(eager: Simulation, model: Model, data: Federation, **options: Any) -> Simulation:
     return Simulation(model, data, eager.runs, replace(eager.settings, compile="on", **options))
 
@@ -73,6 +86,14 @@ def uses(made: Simulation) -> dict[str, bool]:
         kind: isinstance(workspace.compiled, Convolutions)
         for kind, workspace in stacked_of(made).workers.states[0].items()
     }
+
+
+def uses_it(model: Model, data: Federation, **options: Any) -> bool:
+    """Whether training would be C++ of its own."""
+    made = simulation(data, ["fedavg"], [0], model=model, engine="stacked", compile="off", **options)
+    workspace = stacked_of(made).workers.states[0]["training"]
+    given = workspace.model, workspace.data, workspace.rules, made.planner.solver
+    return Convolutions.applies("training", *given)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +141,37 @@ def test_it_gives_the_numbers_of_the_loop_in_float32_too() -> None:
     ],
 )
 def test_other_networks_take_the_general_path(model: Model) -> None:
-    data = federation(2, 8, 7)
-    made = simulation(data, ["fedavg"], [0], model=model, engine="stacked", compile="off")
-    workspace = stacked_of(made).workers.states[0]["training"]
-    given = workspace.model, workspace.data, workspace.rules, made.planner.solver
-    assert not Convolutions.applies("training", *given)
+    assert not uses_it(model, federation(2, 8, 7))
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda x: torch.relu(x).detach(),
+        lambda x: torch.relu(x.clamp(max=50)),
+        lambda x: torch.relu(x - 1e-3),
+        F.relu6,
+        F.gelu,
+    ],
+)
+def test_networks_that_compute_nearly_the_same_take_the_general_path(
+    between: Callable[[Tensor], Tensor],
+) -> None:
+    assert uses_it(Functional, federation(1, 8, 7))
+    assert not uses_it(lambda: Changed(between), federation(1, 8, 7))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(ignore_index=1),
+        nn.CrossEntropyLoss(reduction="sum"),
+    ],
+)
+def test_other_losses_take_the_general_path(loss: nn.Module) -> None:
+    assert not uses_it(Functional, federation(1, 8, 7), loss=loss)
 
 
 def test_the_plan_chooses_it_where_enough_time_is_saved() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 
@@ -49,20 +49,6 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         """Else PyTorch imports its compiler for the first operation, which takes a second of a core."""
         return False
-
-
-class Operations(_Mode):
-    """While active, records the operations on vectors, matrices and so on."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: set[Any] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if any(isinstance(t, Tensor) and t.ndim for t in tree_leaves((args, kwargs, found))):
-            self.seen.add(func)
-        return found
 
 
 class OperationCounter(_Mode):

@@ -6,6 +6,7 @@ of a convolution, ReLU and max pooling, followed by dense layers.
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from fairwind.engine import tuning
 from fairwind.engine.backends.native import build, library, source
+from fairwind.engine.backends.trial import same, trial
 from fairwind.engine.layout import Layout, Parts
 from fairwind.engine.local import Rules
 from fairwind.engine.solver import Solver
@@ -152,9 +154,8 @@ def _network(model: StackedModel, inputs: Any, targets: Any) -> list[Stage]:
 
 def _stages(module: nn.Module, layout: Layout, inputs: Tensor) -> list[Stage]:
     """A module's stages, found by what its layers read and give for random numbers."""
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(3, *inputs.shape[1:], generator=draw, dtype=inputs.dtype)
-    values = layout.unflatten(torch.randn(layout.parameters, generator=draw, dtype=inputs.dtype))
+    x, flat = trial(layout, inputs)
+    values = layout.unflatten(flat)
     seen: list[tuple[str, Any, Tensor, Tensor]] = []
     hooks = []
     for name, layer in module.named_modules():
@@ -185,7 +186,23 @@ def _stages(module: nn.Module, layout: Layout, inputs: Tensor) -> list[Stage]:
         stages.append(stage)
         image = (out.shape[1], *(n // stage.pool for n in out.shape[2:]), *(1, 1)[out.ndim - 2 :])
     used = [part for stage in stages for part in (stage.weight, stage.bias) if part is not None]
-    return stages if sorted(used) == list(range(len(layout.shapes))) and not stages[-1].relu else []
+    if sorted(used) != list(range(len(layout.shapes))) or stages[-1].relu:
+        return []
+    return stages if same(module, layout, inputs, partial(_outputs, stages)) else []
+
+
+def _outputs(stages: Sequence[Stage], parts: Parts, x: Tensor) -> Tensor:
+    """What stages make of samples."""
+    x = x.reshape(len(x), *stages[0].image)
+    for stage in stages:
+        weight, bias = parts[stage.weight], None if stage.bias is None else parts[stage.bias]
+        if stage.dense:
+            x = F.linear(x.flatten(1), weight, bias)
+        else:
+            x = F.conv2d(x, weight, bias, padding=stage.padding)
+        x = torch.relu(x) if stage.relu else x
+        x = F.max_pool2d(x, stage.pool) if stage.pool > 1 else x
+    return x.flatten(1)
 
 
 def _shows(image: Tensor, x: Tensor) -> bool:
