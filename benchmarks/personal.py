@@ -1,10 +1,11 @@
 """What keeping a part of the model at the clients gains, where their inputs or their labels differ.
 
-    python benchmarks/personal.py [TASK …] [--rounds 50] [--json FILE]
+    python benchmarks/personal.py [TASK …] [--data-dir FOLDER] [--rounds 50] [--json FILE]
 
-20 clients have handwritten digits of scikit-learn. In `features` each client has a random part of them,
-turned by a multiple of 90°, with a contrast and a brightness of its own; in `labels` they are dealt out by
-Dirichlet shares of 0.1 of each class. All methods train the same small network with batch norm for two local
+In `features`, 20 clients have each a random part of scikit-learn's handwritten digits, turned by a multiple
+of 90°, with a contrast and a brightness of its own. In `labels` the digits are dealt out by Dirichlet shares
+of 0.1 of each class. So is, in `cifar10`, every 15th image of CIFAR-10's training part; its files are in
+--data-dir, or come from the hub. All methods train the same small network with batch norm for two local
 epochs a round.
 """
 
@@ -13,6 +14,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +26,24 @@ from torch import nn
 import fairwind as fw
 from fairwind.metrics import fairness
 from fairwind.runs.environment import environment
+from fairwind.runs.schema import Part
 
 CLIENTS = 20
 SEEDS = (1, 2, 3)
 SHOWN = ("avg", "std", "worst30")
 
 
-def network() -> nn.Module:
+THINNED = 15
+
+
+def network(channels: int, size: int) -> nn.Module:
+    """For images of size × size."""
     body = nn.Sequential(
-        *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(channels, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Flatten(),
     )
-    return nn.Sequential(OrderedDict(body=body, head=nn.Linear(128, 10)))
+    return nn.Sequential(OrderedDict(body=body, head=nn.Linear(32 * (size // 4) ** 2, 10)))
 
 
 def dealt(owner: np.ndarray, change: Callable[[np.ndarray, int], np.ndarray]) -> fw.Federation:
@@ -72,7 +79,22 @@ def by_labels() -> fw.Federation:
     return dealt(owner, lambda images, k: images)
 
 
-TASKS = {"features": by_features, "labels": by_labels}
+def cifar10(data_dir: Path | None) -> fw.Federation:
+    """Every 15th image of each client's part of CIFAR-10."""
+    whole = fw.setup(f"cifar10:clients={CLIENTS},beta=0.1", data_dir=data_dir).federation
+
+    def kept(part: Part, k: int) -> tuple[Any, Any]:
+        starts, sizes = whole.part(part)
+        return whole.at(slice(int(starts[k]), int(starts[k] + sizes[k]), THINNED))
+
+    clients = [{"train": kept("train", k), "test": kept("test", k)} for k in range(CLIENTS)]
+    return fw.Federation.from_clients(clients, classes=10, name="CIFAR-10")
+
+
+def tasks(data_dir: Path | None) -> dict[str, Callable[[], fw.Federation]]:
+    return {"features": by_features, "labels": by_labels, "cifar10": partial(cifar10, data_dir)}
+
+
 HEAD: dict[str, Any] = {"personal": "head.*", "batch_norm": "shared"}
 SHARED: dict[str, Any] = {"batch_norm": "shared"}
 
@@ -94,10 +116,12 @@ METHODS: dict[str, tuple[dict[str, Any], float | None, str, str]] = {
 
 def measure(name: str, federation: fw.Federation, rounds: int) -> list[dict[str, Any]]:
     solver = fw.Solver(lr=0.05, batch_size=16, epochs=2)
+    _, channels, size, _ = federation.inputs.shape
+    model = partial(network, channels, size)
     scores: dict[str, torch.Tensor] = {}  # (seeds, K)
     rows = []
     for method, (settings, first, algorithm, label) in METHODS.items():
-        task = fw.Task(network, federation, solver=replace(solver, personal_first=first), **settings)
+        task = fw.Task(model, federation, solver=replace(solver, personal_first=first), **settings)
         tuned = int(label.endswith("(fine-tuned)"))
         compared = fw.compare(task, algorithm, seeds=SEEDS, rounds=rounds, finetune=tuned, progress=False)
         runs = [run for run in compared if run.algorithm == label]
@@ -124,13 +148,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(tasks(None)))
+    parser.add_argument("--data-dir", type=Path, help="of CIFAR-10's files; the hub if not given")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
+    made = tasks(o.data_dir)
     rows = []
-    for name in o.tasks or TASKS:
-        rows += measure(name, TASKS[name](), o.rounds)
+    for name in o.tasks or made:
+        rows += measure(name, made[name](), o.rounds)
         if o.json:
             content = {"environment": environment("cpu"), "seeds": SEEDS, "rounds": o.rounds, "results": rows}
             o.json.write_text(json.dumps(content, indent=1) + "\n")

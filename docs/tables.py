@@ -758,6 +758,36 @@ def joined() -> str:
     return table(head, rows)
 
 
+def searched() -> str:
+    """Of each task: what a search chose, beside the default with the best worst 30 %; and its cost."""
+    rows = []
+    for row in recorded("tuning-cpu"):
+        lines = {line["algorithm"]: line for line in row["summary"]}
+        best = max(ALGORITHMS, key=lambda name: lines[name]["worst30"]["mean"])
+        levels = [
+            " / ".join(f"{lines[name][key]['mean']:.1f}" for key in BESIDE) for name in (row["choice"], best)
+        ]
+        cost = row["whole runs"]
+        task, apart = f"{TASKS[row['task']]}, {row['rounds']} rounds", row["difference"][best]["worst30"]
+        chosen, default = [f"`{row['choice']}`", levels[0]], [f"{display_name(best)} {levels[1]}"]
+        spent = f"{cost['by rounds']:.1f}, {cost['by seconds']:.1f}"
+        rows.append([task, *chosen, *default, with_interval(apart), spent])
+    head = ["task", "the choice", "average / STD / worst 30 %", "the best default", "worst 30 %, difference"]
+    return table([*head, "cost in whole runs: by rounds, by time"], rows)
+
+
+def personal(task: str) -> str:
+    """Average / STD / worst 30 % by method, and how many clients are worse off than alone."""
+    rows = []
+    for row in recorded("personal-cpu"):
+        if row["task"] == task:
+            levels = [f"{row[key]:.1f} ± {row[f'{key}_std']:.1f}" for key in BESIDE]
+            alone = row["method"] == "each alone"
+            worse = "–" if alone else f"{row['worse_than_alone']} of {row['clients']}"
+            rows.append([row["method"], *levels, worse])
+    return table(["method", *(m.name for m in BESIDE.values()), "worse off than alone"], rows)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     f.__name__: f
     for f in (
@@ -789,6 +819,8 @@ TABLES: dict[str, Callable[..., str]] = {
         rates_after,
         rates_of,
         exponents,
+        searched,
+        personal,
         doors,
         codecs,
         joined,
