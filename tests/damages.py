@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fairwind.engine.backends import cache
+from fairwind.runs import cache
 
 
 def damages(data: bytes) -> Iterator[tuple[str, bytes | None]]:

@@ -12,7 +12,7 @@ LAYERS = (
     ("runs.hints", "engine.tuning"),
     ("errors", "runs.files", "runs.progress", "data.counter", "contract", "algorithms.simplex"),
     ("algorithms.ranges",),
-    ("runs.spec", "runs.folder", "aggregation", "scores.reading"),
+    ("runs.spec", "runs.folder", "runs.cache", "aggregation", "scores.reading"),
     ("codecs",),
     ("scores",),
     ("runs.schema",),
@@ -40,7 +40,7 @@ LAYERS = (
 ENGINE = (
     ("tuning",),
     ("workers", "ranks", "layout", "solver", "checkpoint", "modules"),
-    ("settings", "backends.cache", "backends.native", "backends.graphs"),
+    ("settings", "backends.native", "backends.graphs"),
     ("stopping",),
     ("machine",),
     ("losses", "augmentation", "plan", "round_updates"),
@@ -57,7 +57,7 @@ ENGINE = (
 
 RUNS = (
     ("hints", "files", "progress", "schema", "duration"),
-    ("spec", "folder"),
+    ("spec", "folder", "cache"),
     ("seals", "cost", "environment", "references", "gains"),
     ("recipe",),
     ("results",),

@@ -84,7 +84,10 @@ def test_the_model_is_the_simulators(deployment: Deployment) -> None:
     assert_simulated(found, "adafedadam:alpha=2", 3)
 
 
-@pytest.mark.parametrize("spec", ["scaffold", "mime", "ditto", "afl", "fedmgda"])
+TYPES = ["scaffold", "mime", "ditto", "afl", "fedmgda"]
+
+
+@pytest.mark.parametrize("spec", TYPES)
 def test_one_algorithm_of_each_type_trains_the_simulators_model(deployment: Deployment, spec: str) -> None:
     out = deployment.folder / spec
     deployment.run(algorithm=spec, num_server_rounds=2, eval_every=2, share=1.0, out=str(out))
@@ -169,12 +172,14 @@ def test_a_server_app_that_is_killed_goes_on_where_it_was(deployment: Deployment
     assert_simulated(finished(out), "adafedadam", 3)
 
 
+@pytest.mark.parametrize("spec", ["fedavg", *TYPES])
 def test_a_node_killed_in_a_round_is_named_and_takes_part_again_once_it_is_back(
-    deployment: Deployment,
+    deployment: Deployment, spec: str
 ) -> None:
-    out = deployment.folder / "faulty"
+    out = deployment.folder / f"faulty-{spec}"
+    online(deployment)
     run = deployment.run(
-        algorithm="fedavg", num_server_rounds=4, min_nodes=2, eval_every=1, timeout=60.0, out=str(out)
+        algorithm=spec, num_server_rounds=4, min_nodes=2, eval_every=1, timeout=60.0, out=str(out)
     )
     wait_for(lambda: there(out) >= 1, SLOW, "the first round")
     wait_for(lambda: deployment.processes("flwr-clientapp"), SLOW, "the second round's training")

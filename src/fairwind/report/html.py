@@ -12,6 +12,7 @@ import altair as alt
 import vl_convert
 
 from fairwind.report.table import Measure, display_name, mean_and_spread, seed_count
+from fairwind.runs import cache as code_cache
 from fairwind.runs.files import write_atomic
 from fairwind.runs.schema import Findings, OverSeeds
 
@@ -191,7 +192,12 @@ def write_figure(path: Path, spec: Spec, paper: Spec) -> list[Path]:
 @cache
 def _bundle() -> str:
     """Vega, Vega-Lite and vega-embed as one script, 0.9 MB; a second's work, hence kept."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+    name = f"vega-lite-{VEGA_LITE}-{vl_convert.__version__}.js"
+    if (kept := code_cache.read(name)) is not None:
+        return kept.decode()
+    made = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+    code_cache.write(name, made.encode())
+    return made
 
 
 def _script(value: object) -> str:

@@ -21,13 +21,13 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fairwind.data import samples
-from fairwind.engine.backends import cache
 from fairwind.engine.backends.graphs import out_of_memory
 from fairwind.engine.backends.native import build, library, named, source
 from fairwind.engine.stacked.gradients import Product
 from fairwind.engine.stacked.steps import Batches, Rows, Step
 from fairwind.errors import first_line
 from fairwind.layers import prepare_compiler, tracing
+from fairwind.runs import cache
 
 DRIVER = "driver.cpp", "subnormal.h"
 # Sizes of the example that a step is traced with: all different, so that none is mistaken for another.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fairwind.engine.backends import cache
+from fairwind.runs import cache
 from fairwind.runs.files import default_cache
 
 HERE = Path(__file__).parent

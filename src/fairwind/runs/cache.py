@@ -1,4 +1,4 @@
-"""The cache of compiled code: what is read from it is what this user, or root, wrote to it."""
+"""The cache of code, compiled or bundled: what is read from it is what this user, or root, wrote to it."""
 
 import atexit
 import hashlib
