@@ -116,6 +116,7 @@ METHODS: dict[str, tuple[dict[str, Any], float | None, str, str]] = {
 
 def measure(name: str, federation: fw.Federation, rounds: int) -> list[dict[str, Any]]:
     solver = fw.Solver(lr=0.05, batch_size=16, epochs=2)
+    assert isinstance(federation.inputs, torch.Tensor)
     _, channels, size, _ = federation.inputs.shape
     model = partial(network, channels, size)
     scores: dict[str, torch.Tensor] = {}  # (seeds, K)

@@ -37,7 +37,7 @@ class Setup(NamedTuple):
     def parameters(self) -> Parameters:
         """Those of the data, then those of the model, and shares of what is held out of training."""
         held_out = {"validation": (float, 0.0), "new_clients": (float, 0.0)}
-        return parameters(self.builder) | parameters(self.model) | held_out
+        return {**parameters(self.builder), **parameters(self.model), **held_out}
 
 
 class Where(NamedTuple):

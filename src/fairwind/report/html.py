@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
@@ -192,7 +193,7 @@ def write_figure(path: Path, spec: Spec, paper: Spec) -> list[Path]:
 @cache
 def _bundle() -> str:
     """Vega, Vega-Lite and vega-embed as one script, 0.9 MB; a second's work, hence kept."""
-    name = f"vega-lite-{VEGA_LITE}-{vl_convert.__version__}.js"
+    name = f"vega-lite-{VEGA_LITE}-{version('vl-convert-python')}.js"
     if (kept := code_cache.read(name)) is not None:
         return kept.decode()
     made = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)

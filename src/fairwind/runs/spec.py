@@ -5,13 +5,14 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from fairwind.errors import InputError, unknown
 from fairwind.runs.hints import LOCAL, near, setting
 
 T = TypeVar("T")
-Parameters = dict[str, tuple[Any, Any]]  # type and default of each, by name
+Parameters = Mapping[str, tuple[Any, Any]]  # type and default of each, by name
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
 
@@ -73,6 +74,7 @@ def expand(spec: str) -> list[str]:
     return [each for value in found[1].split(",") for each in expand(before + value.strip() + after)]
 
 
+@cache
 def parameters(builder: Callable[..., Any]) -> Parameters:
     """Type and default of each keyword parameter a builder takes."""
     hints = typing.get_type_hints(builder)
