@@ -82,6 +82,7 @@ class Loop:
     """Clients that train one after another, as everyone would write it."""
 
     optimizer: Callable[..., torch.optim.Optimizer] = staticmethod(torch.optim.SGD)
+    probed = 512  # samples at once
 
     def __init__(self, task: Task, data: Federation, settings: Settings, clock: Clock = time.perf_counter):
         self.clock = clock
@@ -115,9 +116,8 @@ class Loop:
             order = begin + torch.randperm(size, device=self.device)
             with torch.set_grad_enabled(probe == "gradient"):
                 if probe != "none":
-                    loss = (
-                        torch.stack([self.losses(s) * len(s) for s in torch.split(order, 512)]).sum() / size
-                    )
+                    parts = torch.split(order, self.probed)
+                    loss = torch.stack([self.losses(part) * len(part) for part in parts]).sum() / size
                 if probe == "gradient":
                     torch.autograd.backward(loss)
             for batch in torch.split(order, self.solver.batch_size):

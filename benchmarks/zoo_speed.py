@@ -44,10 +44,14 @@ def torch_cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
 
 
 class ZooLoop(Loop):
-    """The plain loop, for any structure of inputs and any loss."""
+    """The plain loop, for any structure of inputs and any loss.
 
-    def __init__(self, specimen: Specimen, data: Federation, settings: Settings):
+    What it probes at once is as much as Fairwind does: batches of local steps, if the outputs depend on that.
+    """
+
+    def __init__(self, specimen: Specimen, data: Federation, settings: Settings, probed: int | None):
         self.loss = specimen.loss or torch_cross_entropy
+        self.probed = probed or self.probed
         task = Task(specimen.name, lambda _: data, 0, 0, specimen.model, settings.solver)
         super().__init__(task, data, settings)
 
@@ -69,7 +73,7 @@ def measure(
     given = {"loss": specimen.loss or cross_entropy, "score": specimen.score or accuracy}
     runs = [Run("adafedadam", algorithms.adafedadam(), 0)]
     ours = Simulation(specimen.model, data, runs, settings, sharing=specimen.sharing, **given)  # type: ignore[arg-type]
-    loop = ZooLoop(specimen, data, settings)
+    loop = ZooLoop(specimen, data, settings, ours.plain.probe_batch)
     ours.step()
     rounds = max(1, int(SECONDS / taken(ours.step)))
     pairs = [(loop.cost(["gradient"]), cost(ours, rounds)) for _ in range(repeats)]

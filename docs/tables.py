@@ -44,7 +44,10 @@ DOCS = ROOT / "docs"
 PAPER = ("parts", "costs", "controls", "tuned", "readings", "precision", "theory", "runs")
 PAGES = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("reproduction", "data", "metrics", "choosing")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("reproduction", "data", "metrics", "choosing", "personal", "benchmarks")
+    ),
     *(DOCS / "paper" / f"{name}.md" for name in PAPER),
     DOCS / "howto" / "liars.md",
     DOCS / "federation.md",

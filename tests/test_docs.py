@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_tables_written_from_results_are_up_to_date() -> None:
     """`python docs/tables.py` would change nothing: no number in them is typed."""
-    for page, least in zip(tables.PAGES, (2, 20, 1, 1, 13, 5, 7, 13, 5, 3, 1, 2, 2, 5, 3), strict=True):
+    for page, least in zip(tables.PAGES, (2, 20, 1, 1, 13, 3, 1, 5, 7, 13, 5, 3, 1, 2, 2, 5, 3), strict=True):
         text = page.read_text()
         assert len(tables.MARKED.findall(text)) >= least, page.name
         assert tables.rendered(text) == text, f"run python docs/tables.py: {page.name} is stale"

@@ -198,7 +198,7 @@ EAGER = {
     "loop, channels last": Path(
         LOOP | TWO,
         {"executor": "loop", "convolutions": "channels last"},
-        LONG_STEPS,
+        LONG_STEPS | {f"{TUNING}.MIN_CHANNELS_LAST_FLOPS": 0},
         kept_in_memory(last=True),
         model=convolutions,
         work=UNMODELLED,
@@ -206,6 +206,7 @@ EAGER = {
     "loop, viewed": Path(
         LOOP,
         {"executor": "loop", "convolutions": "as called"},
+        constants={f"{TUNING}.MIN_CHANNELS_LAST_FLOPS": 0},
         shown=kept_in_memory(last=False),
         model=Viewed,
         work=UNMODELLED,

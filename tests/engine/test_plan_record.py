@@ -150,8 +150,10 @@ def test_channels_last_is_for_convolutions_in_the_loop_of_a_cpu() -> None:
 
     assert convolutions(HOST, "it cannot") == "none"
     assert convolutions(HOST, "it cannot", convolutions=2) == "as called"
-    assert convolutions(HOST, "it cannot", convolutions=2, channels_last=True) == "channels last"
-    assert convolutions(GPU, "it cannot", convolutions=2, channels_last=True) == "as called"
+    may = {"convolutions": 2, "channels_last": True, "flops": 10**6}
+    assert convolutions(HOST, "it cannot", **may) == "channels last"
+    assert convolutions(HOST, "it cannot", **may | {"flops": 10**4}) == "as called"
+    assert convolutions(GPU, "it cannot", **may) == "as called"
     assert convolutions(GPU, STACKED, convolutions=2) == "products"
 
 

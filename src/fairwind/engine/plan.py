@@ -398,6 +398,8 @@ def _loop_convolutions(case: Case) -> Decision[Convolutions]:
         return Decision("as called", "channels last is for a CPU")
     if not case.counts.channels_last:
         return Decision("as called", "the model has no nn.Conv2d, or cannot train with channels last")
+    if case.counts.flops < tuning.MIN_CHANNELS_LAST_FLOPS:
+        return Decision("as called", "kernels are so small that their memory layout does not matter")
     return Decision("channels last", "a CPU's kernels are faster for this memory layout")
 
 

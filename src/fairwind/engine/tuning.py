@@ -73,6 +73,7 @@ SAVED_SECONDS_PER_NUMBER = 3e-12  # that a row holds in a step on a GPU, where p
 # Special paths, and from where on they pay.
 MIN_FACTORED_NUMBERS = 1 << 14  # of a weight whose gradient is not stored; ablation.py: 1.2 to 1.3×
 MAX_CLASSIFIER_BYTES = 1 << 20  # of the weight of hand-written steps, for the cache; ablation.py: 2.3 to 2.5×
+MIN_CHANNELS_LAST_FLOPS = 10**5  # of a sample; zoo_speed.py: below, reordering costs more than it gains
 MAX_CONVOLUTIONS_BYTES = 1 << 20  # of the weights of hand-written steps; results/small-convs-cpu.json
 MIN_SINGLE_SCORED_FLOPS = 10**7  # of a sample, with which one model fills a GPU; results/resnet-h200.json
 

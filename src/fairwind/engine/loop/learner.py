@@ -210,7 +210,8 @@ class CompensatedSum:
 def norm(parts: Sequence[Tensor]) -> Tensor:
     """The norm of all parts together, in float64."""
     blocks = [block for part in parts for block in _blocks(part)]
-    return _joined(torch._foreach_norm(blocks)) if blocks else torch.zeros((), dtype=torch.float64)
+    found = torch._foreach_norm(blocks) if blocks else (torch.zeros(()),)
+    return found[0].double() if len(found) == 1 else _joined(found)
 
 
 def _joined(norms: Sequence[Tensor]) -> Tensor:
