@@ -94,6 +94,43 @@ def test_one_algorithm_of_each_type_trains_the_simulators_model(deployment: Depl
     assert_simulated(finished(out), spec, 2)
 
 
+OWN_PARTS = """
+from torch import nn
+
+import fairwind
+
+
+def network():
+    return nn.Sequential(nn.Linear(60, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+
+
+data = fairwind.setup("synthetic:clients=4").federation
+task = fairwind.Task(network, data, solver=fairwind.Solver(lr=0.05), {settings})
+"""
+
+
+@pytest.mark.parametrize("settings", ["batch_norm='local'", "personal='3.*', batch_norm='shared'"])
+def test_what_stays_with_the_nodes_gives_the_simulators_models(deployment: Deployment, settings: str) -> None:
+    name, source = settings.partition("=")[0], OWN_PARTS.format(settings=settings)
+    made: dict[str, Any] = {}
+    app, out = deployment.folder / f"{name}-app", deployment.folder / name
+    shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("secrets", "runs", "__pycache__"))
+    (app / "fairwind_app" / "task.py").write_text(source)
+    exec(source, made)
+    deployment.run(app, algorithm="fedavg", num_server_rounds=3, share=1.0, eval_every=3, out=str(out))
+    found = finished(out)
+    expected = fairwind.compare(
+        made["task"], "fedavg", rounds=3, progress=False, compile="off", device="cpu", workers=1
+    )
+    shared = set(expected[0].state_dict) - set(expected.results["sharing"]["personal"])
+    assert shared
+    for each in shared:
+        values = found[0].state_dict[each], expected[0].state_dict[each]
+        torch.testing.assert_close(*values, rtol=1e-4, atol=1e-6)
+    scores = found[0].score, expected[0].score
+    torch.testing.assert_close(*(each.sort().values for each in scores))
+
+
 def test_a_run_config_switches_secure_aggregation_on(deployment: Deployment) -> None:
     out = deployment.folder / "secure"
     said: dict[str, Any] = {"secure_aggregation": True, "share": 1.0, "eval_every": 2, "out": str(out)}
