@@ -1,12 +1,12 @@
 """What keeping a part of the model at the clients gains, where their inputs or their labels differ.
 
-    python benchmarks/personal.py [TASK …] [--data-dir FOLDER] [--rounds 50] [--json FILE]
+    python benchmarks/personal.py [TASK …] [--data-dir FOLDER] [--json FILE]
 
 In `features`, 20 clients have each a random part of scikit-learn's handwritten digits, turned by a multiple
 of 90°, with a contrast and a brightness of its own. In `labels` the digits are dealt out by Dirichlet shares
-of 0.1 of each class. So is, in `cifar10`, every 15th image of CIFAR-10's training part; its files are in
+of 0.1 of each class. So is, in `cifar10`, every 30th image of CIFAR-10's training part; its files are in
 --data-dir, or come from the hub. All methods train the same small network with batch norm for two local
-epochs a round.
+epochs a round. Rows of other tasks in FILE are kept.
 """
 
 import argparse
@@ -33,7 +33,8 @@ SEEDS = (1, 2, 3)
 SHOWN = ("avg", "std", "worst30")
 
 
-THINNED = 15
+THINNED = 30
+ROUNDS = {"features": 50, "labels": 50, "cifar10": 30}
 
 
 def network(channels: int, size: int) -> nn.Module:
@@ -80,7 +81,7 @@ def by_labels() -> fw.Federation:
 
 
 def cifar10(data_dir: Path | None) -> fw.Federation:
-    """Every 15th image of each client's part of CIFAR-10."""
+    """Every 30th image of each client's part of CIFAR-10."""
     whole = fw.setup(f"cifar10:clients={CLIENTS},beta=0.1", data_dir=data_dir).federation
 
     def kept(part: Part, k: int) -> tuple[Any, Any]:
@@ -114,17 +115,19 @@ METHODS: dict[str, tuple[dict[str, Any], float | None, str, str]] = {
 }
 
 
-def measure(name: str, federation: fw.Federation, rounds: int) -> list[dict[str, Any]]:
+def measure(name: str, federation: fw.Federation) -> list[dict[str, Any]]:
     solver = fw.Solver(lr=0.05, batch_size=16, epochs=2)
     assert isinstance(federation.inputs, torch.Tensor)
     _, channels, size, _ = federation.inputs.shape
     model = partial(network, channels, size)
     scores: dict[str, torch.Tensor] = {}  # (seeds, K)
-    rows = []
+    rows, commit = [], environment("cpu")["commit"]
     for method, (settings, first, algorithm, label) in METHODS.items():
         task = fw.Task(model, federation, solver=replace(solver, personal_first=first), **settings)
         tuned = int(label.endswith("(fine-tuned)"))
-        compared = fw.compare(task, algorithm, seeds=SEEDS, rounds=rounds, finetune=tuned, progress=False)
+        compared = fw.compare(
+            task, algorithm, seeds=SEEDS, rounds=ROUNDS[name], finetune=tuned, progress=False
+        )
         runs = [run for run in compared if run.algorithm == label]
         assert len(runs) == len(SEEDS), [run.algorithm for run in compared]
         scores[method] = torch.stack([run.score for run in runs]).double()
@@ -133,6 +136,8 @@ def measure(name: str, federation: fw.Federation, rounds: int) -> list[dict[str,
         found = [fairness(run.score, run.loss, sizes) for run in runs]
         row = {
             "task": name,
+            "rounds": ROUNDS[name],
+            "commit": commit,
             "method": method,
             **{key: float(np.mean([each[key] for each in found])) for key in SHOWN},
             **{f"{key}_std": float(np.std([each[key] for each in found], ddof=1)) for key in SHOWN},
@@ -151,15 +156,16 @@ def main() -> None:
     )
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(tasks(None)))
     parser.add_argument("--data-dir", type=Path, help="of CIFAR-10's files; the hub if not given")
-    parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
     made = tasks(o.data_dir)
-    rows = []
-    for name in o.tasks or made:
-        rows += measure(name, made[name](), o.rounds)
+    names, rows = o.tasks or list(made), []
+    if o.json and o.json.exists():
+        rows = [row for row in json.loads(o.json.read_text())["results"] if row["task"] not in names]
+    for name in names:
+        rows += measure(name, made[name]())
         if o.json:
-            content = {"environment": environment("cpu"), "seeds": SEEDS, "rounds": o.rounds, "results": rows}
+            content = {"environment": environment("cpu"), "seeds": SEEDS, "results": rows}
             o.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
