@@ -311,6 +311,12 @@ def test_help_reads_as_a_person_would_write_it(words: list[str]) -> None:
     assert not [line for line in text if line in ("all); or your own task:", "hub's is downloaded.")]
 
 
+def test_help_that_nobody_reads_is_no_error() -> None:
+    words = f"{sys.executable} -m fairwind compare --help | true"
+    done = subprocess.run(words, shell=True, capture_output=True, text=True, env=ENV, check=False)
+    assert done.stderr == ""
+
+
 def test_help_and_version_by_other_names() -> None:
     assert called("help", "resume").stdout == called("resume", "--help").stdout
     assert called("-V").stdout == called("--version").stdout == f"fairwind {fairwind_version}\n"

@@ -151,6 +151,9 @@ def main() -> NoReturn:
             _run(command)
     except InputError as error:
         _fail(str(error))
+    except BrokenPipeError:  # nobody reads the output: as rich does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
         _fail(explained(error))
     except (MemoryError, RuntimeError) as error:
