@@ -103,7 +103,7 @@ def test_the_loop_finds_the_same(finished: Path, tmp_path: Path) -> None:
 def test_a_finished_run_is_not_trained_again(finished: Path) -> None:
     before = numbers(finished)
     written = (finished / "results.json").stat().st_mtime_ns
-    done = fairwind("resume", finished)
+    done = called("resume", finished)
     assert done.returncode == 0
     assert "nothing is left to train" in done.stderr
     assert numbers(finished) == before
@@ -114,7 +114,7 @@ def test_report_writes_the_page_anew(finished: Path) -> None:
     page = finished / "report.html"
     before = page.read_text()
     page.unlink()
-    done = fairwind("report", finished)
+    done = called("report", finished)
     assert done.returncode == 0
     assert "AdaFedAdam" in done.stdout
     assert page.read_text() == before
@@ -360,11 +360,11 @@ def test_other_shells_have_a_script_too(shell: str) -> None:
 def test_nothing_is_overwritten(finished: Path, tmp_path: Path) -> None:
     before = numbers(finished)
     words = "compare", SMALL, "--out", finished
-    assert_refused(fairwind(*words, "--lr", "0.3"), "holds a run", "'lr', which was 0.01 and is 0.3")
-    assert_refused(fairwind(*words, "--rounds", "1"), "holds more than is asked for", "rounds, not 1")
+    assert_refused(called(*words, "--lr", "0.3"), "holds a run", "'lr', which was 0.01 and is 0.3")
+    assert_refused(called(*words, "--rounds", "1"), "holds more than is asked for", "rounds, not 1")
     assert numbers(finished) == before
     (tmp_path / "thesis.txt").write_text("mine")
-    assert_refused(fairwind("compare", SMALL, "--out", tmp_path), "not empty")
+    assert_refused(called("compare", SMALL, "--out", tmp_path), "not empty")
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -373,31 +373,31 @@ def test_a_finished_comparison_grows_by_resume_and_by_compare_again(tmp_path: Pa
     large = ["compare", SMALL, "--algorithms", "fedavg", "qfedavg", *QUICK, "--engine", "loop"]
     sizes = ["--seeds", "0,1", "--rounds", "5"]
     whole, one, other = (tmp_path / name for name in ("whole", "one", "other"))
-    done = [fairwind(*large, *sizes, "--out", whole)]
+    done = [called(*large, *sizes, "--out", whole)]
     for out in (one, other):
-        done.append(fairwind(*small, "--seeds", "1", "--rounds", "3", "--out", out))
-    done.append(fairwind("resume", one, "--rounds", "5", "--seeds", "0", "--algorithms", "qfedavg"))
-    done.append(fairwind(*large, "--seeds", "1,0", "--rounds", "5", "--out", other))
+        done.append(called(*small, "--seeds", "1", "--rounds", "3", "--out", out))
+    done.append(called("resume", one, "--rounds", "5", "--seeds", "0", "--algorithms", "qfedavg"))
+    done.append(called(*large, "--seeds", "1,0", "--rounds", "5", "--out", other))
     assert [each.returncode for each in done] == [0] * 5, [each.stderr for each in done]
     assert "3 of the runs are new, and train first, to round 3 of the others" in done[-1].stderr
     assert "QFedAvg" in done[-2].stdout.replace("-", "").replace("q", "Q")
     for out in (one, other):
         rows = {(run["algorithm"], run["seed"]): run for run in numbers(out)["runs"]}
         assert rows == {(run["algorithm"], run["seed"]): run for run in numbers(whole)["runs"]}
-    again = fairwind("resume", one)
+    again = called("resume", one)
     assert "nothing is left to train" in again.stderr
 
 
 def test_a_time_budget_is_said_and_resume_without_one_trains_the_rest(finished: Path, tmp_path: Path) -> None:
     out, words = tmp_path / "run", ["compare", SMALL, "--rounds", "30", *QUICK, "--time-budget", "0.001s"]
-    stopped, again = fairwind(*words, "--out", out), fairwind(*words, "--out", out)
+    stopped, again = called(*words, "--out", out), called(*words, "--out", out)
     assert "stopped after round 1: the time budget was used up" in stopped.stderr
     assert "Training stopped after round 1 of 30: the time budget was used up." in stopped.stdout
     assert "nothing was trained: the time budget was used up" in again.stderr
-    rest = fairwind("resume", out)
+    rest = called("resume", out)
     assert rest.returncode == 0, rest.stderr
     assert numbers(out) == numbers(finished)
-    assert_refused(fairwind("resume", out, "--time-budget", "soon"), "time_budget='soon' is not a time")
+    assert_refused(called("resume", out, "--time-budget", "soon"), "time_budget='soon' is not a time")
 
 
 def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_options_reach_the_recipe(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = "--rounds 2 --seeds 5 --alpha 3 --solver nesterov --epochs 1 3 --participation 0.5 --lr 0.1"
     names = "--algorithms adafedadam fedadam:corrected=false"
-    done = fairwind("compare", SMALL, *options.split(), *names.split(), "--out", out, *QUICK)
+    done = called("compare", SMALL, *options.split(), *names.split(), "--out", out, *QUICK)
     assert done.returncode == 0, done.stderr
     recipe = json.loads((out / "recipe.json").read_text())
     specs = ["adafedadam:alpha=3", "fedadam:corrected=false"]
