@@ -86,7 +86,8 @@ def cifar10(data_dir: Path | None) -> fw.Federation:
 
     def kept(part: Part, k: int) -> tuple[Any, Any]:
         starts, sizes = whole.part(part)
-        return whole.at(slice(int(starts[k]), int(starts[k] + sizes[k]), THINNED))
+        pixels, labels = whole.at(slice(int(starts[k]), int(starts[k] + sizes[k]), THINNED))
+        return pixels.float() / 255, labels
 
     clients = [{"train": kept("train", k), "test": kept("test", k)} for k in range(CLIENTS)]
     return fw.Federation.from_clients(clients, classes=10, name="CIFAR-10")
