@@ -12,6 +12,7 @@ from conftest import CLASSES, FEATURES, make_federation
 from exchanged import SOLVER, Exchange, simulated
 from fairwind import InputError, Task
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairwind.exchange import UNBOUNDED
 from fairwind.exchange.kept import kept_file, load_kept, save_kept
 
 FEDERATION = make_federation([12, 21, 45])  # batches of one, too
@@ -97,3 +98,21 @@ def test_what_cannot_be_averaged_is_refused() -> None:
     with pytest.raises(InputError, match="beside the one sum"):
         Exchange(task_of("shared"), "fedavg", sends="sums")
     assert Exchange(task_of("local"), "fedavg", sends="sums").round().moved
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_flowers_server_and_nodes_train_and_evaluate_the_simulators_models(case: str) -> None:
+    pytest.importorskip("flwr")
+    from fairwind.flower import AlgorithmStrategy, client_app
+    from flower_grid import InProcessGrid
+
+    task = task_of(case)
+    strategy = AlgorithmStrategy("fedavg", task, seed=3, bounds=UNBOUNDED)
+    strategy.start(InProcessGrid(client_app(task), len(FEDERATION)), num_rounds=3, timeout=30)
+    simulation = simulated(task, "fedavg", seed=3, eval_every=1)
+    for _ in range(3):
+        simulation.step()
+    close(strategy.aggregator.x, simulation.x[0])
+    for found, expected in zip(strategy.evaluations.history, simulation.history, strict=True):
+        for name in ("avg", "worst30", "loss_avg"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-6), name  # type: ignore[literal-required]

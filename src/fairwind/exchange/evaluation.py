@@ -55,7 +55,7 @@ def scores_of(task: Task, module: nn.Module) -> tuple[Score, ...]:
         return as_scores(task.score)
     dtype = next((p.dtype for p in module.parameters() if p.requires_grad), torch.float32)
     federation = replace(task.federation, inputs=cast(task.federation.inputs, dtype))
-    return PlainModel.fitted(module, federation, task.loss).judges
+    return PlainModel.fitted(module, federation, task.loss, sharing=task.sharing).judges
 
 
 def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:
