@@ -46,6 +46,7 @@ def test_a_damaged_library_is_built_again(tmp_path: Path, xdg: Path) -> None:
         assert kept(xdg) == entry, what
 
 
+@pytest.mark.crash
 def test_training_does_not_crash_on_damaged_code(tmp_path: Path, xdg: Path) -> None:
     fresh = run(training, tmp_path, xdg)
     assert (fresh.code, fresh.stderr) == (0, "")
