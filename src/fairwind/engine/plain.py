@@ -240,7 +240,7 @@ class PlainModel:
     def train(self, training: bool = True) -> None:
         """Training mode, or evaluation mode."""
         for module in self.trained:
-            vars(module)["training"] = training  # as PyTorch's assignment does, in a tenth of the time
+            object.__setattr__(module, "training", training)  # where PyTorch's assignment ends, sooner
 
     def probe(self) -> None:
         """The mode of probes: evaluation's, but batch norm that has no statistics yet takes a batch's."""

@@ -1,5 +1,6 @@
 """Self-contained pages: their frame, tables, pairs and charts; charts as PDF and PNG files too."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -20,6 +21,7 @@ from fairwind.runs.schema import Findings, OverSeeds
 Spec = dict[str, Any]  # of Vega-Lite
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
+EMBED = "window.vegaEmbed = vegaEmbed;"  # what the page's script needs of the libraries
 WORST = '<span class="worst" role="img" aria-label="worst group">▾</span>'
 FILE_WIDTH = 640  # points, of a figure saved as a file
 
@@ -193,10 +195,11 @@ def write_figure(path: Path, spec: Spec, paper: Spec) -> list[Path]:
 @cache
 def _bundle() -> str:
     """Vega, Vega-Lite and vega-embed as one script, 0.9 MB; a second's work, hence kept."""
-    name = f"vega-lite-{VEGA_LITE}-{version('vl-convert-python')}.js"
+    made_of = repr((EMBED, VEGA_LITE, version("vl-convert-python")))
+    name = f"{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.js"
     if (kept := code_cache.read(name)) is not None:
         return kept.decode()
-    made = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+    made = vl_convert.javascript_bundle(EMBED, vl_version=VEGA_LITE)
     code_cache.write(name, made.encode())
     return made
 
