@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo docs paper-smoke test test-slow test-crash test-flower test-nvflare test-kernels test-track test-data lint coverage package bench clean
+.PHONY: setup demo docs paper-smoke test test-slow test-crash test-flower test-nvflare test-kernels test-track gpu test-data lint coverage package bench clean
 
 setup: $(VENV)/.ready
 
@@ -73,6 +73,9 @@ $(TRITON): $(VENV)/.ready  # with a NumPy that Triton's interpreter runs on
 
 test-kernels: setup $(TRITON)  ## the GPU's kernels, interpreted on a CPU
 	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -W ignore::DeprecationWarning tests/layers/test_kernels.py
+
+gpu: $(if $(GPU_PYTHON),,setup)  ## on a machine with a GPU: the engine's tests there, and timings beside the recorded ones
+	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py
 
 test-data: setup  ## further tests on real files: make test-data DATA=folder with femnist/, cifar10/, sent140/, glove/
 	FAIRWIND_DATA=$(abspath $(DATA)) $(BIN)/python -m pytest -q -rA tests/data/test_real_data.py

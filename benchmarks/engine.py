@@ -9,6 +9,8 @@ a client's local step, medians over neighbouring measurements.
 
 To compile takes minutes. Several such programs on one machine may build at the same time, and are then timed
 one after another: give each `--turn FOLDER`, the same empty folder, and `--of` their number.
+
+What falls back to a slow path (steps that cannot be compiled, rounds that cannot be recorded) ends it.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import json
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +36,7 @@ from fairwind.engine.executor import Run
 from fairwind.engine.machine import matmul_precision
 from fairwind.engine.modules import forward_operations
 from fairwind.engine.simulation import Simulation
+from fairwind.errors import SlowPathWarning
 from fairwind.runs.environment import environment
 from tasks import TASKS, Task
 
@@ -143,7 +147,8 @@ class Loop:
 
 
 class Floor:
-    """What the device can do, measured: floating-point operations and bytes a second."""
+    """What the device can do, measured: floating-point operations and bytes a second, and how soon a kernel
+    follows the one before."""
 
     def __init__(self, device: str, precision: str):
         on_gpu = device.startswith("cuda")
@@ -154,25 +159,41 @@ class Floor:
         with matmul_precision("tf32" if precision == "bf16" else precision, torch.device(device)):  # type: ignore[arg-type]
             self.flops = 2 * n**3 / _best(lambda: a @ b)
         self.bytes = 2 * 4 * len(numbers) / _best(lambda: numbers.add_(1))
+        self.kernel = _best(_replayed(device)) / KERNELS if on_gpu else 0.0
 
-    def of(self, simulation: Simulation, task: Task) -> tuple[float, float]:
-        """Seconds of arithmetic and of memory that a client's step cannot do without.
+    def of(self, simulation: Simulation, task: Task) -> tuple[float, float, float]:
+        """Seconds of arithmetic, of memory and of launches that a client's step cannot do without.
 
-        Forward and both backward products; weights read by the forward pass, read and written by the update.
+        Forward and both backward products; weights read by the forward pass, read and written by the update;
+        one kernel after another for the steps of the client that takes most.
         """
         batch = simulation.settings.solver.batch_size
         inputs = mapped(torch.Tensor.cpu, take(simulation.federation.inputs, slice(0, batch)))
         operations = 3 * forward_operations(task.model(), inputs)
         parameters = simulation.layout.parameters
-        return operations / self.flops, 3 * 4 * parameters / self.bytes
+        steps = simulation.client_steps / simulation.round
+        launches = int(-(-simulation.federation.train.max() // batch)) * self.kernel / steps
+        return operations / self.flops, 3 * 4 * parameters / self.bytes, launches
 
 
-def _best(work: Callable[[], Tensor]) -> float:
+KERNELS = 1000  # in a CUDA graph
+
+
+def _replayed(device: str) -> Callable[[], object]:
+    """Replays a CUDA graph of small kernels, each of which needs the result of the one before."""
+    number, graph = torch.zeros(8, device=device), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(KERNELS):
+            number.add_(1)
+    return graph.replay
+
+
+def _best(work: Callable[[], object]) -> float:
     return min(taken(work) for _ in range(10))
 
 
 @contextmanager
-def turn(folder: Path | None, programs: int, seconds: float = 120) -> Iterator[None]:
+def turn(folder: Path | None, programs: int, seconds: float = 240) -> Iterator[None]:
     """Within, no other program of the folder is timed. It waits until all have been built, or for so long."""
     if folder is None:
         yield
@@ -222,12 +243,15 @@ def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[
         ratio = statistics.median(slow / fast for slow, fast in pairs)
         slow, fast = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
         steps = ours.client_steps / ours.round  # of all runs, in a round
-        arithmetic, memory = floor.of(ours, task)
+        arithmetic, memory, launches = floor.of(ours, task)
+        least = max(arithmetic, memory, launches)
         result = {
             "task": task.title,
             "clients": clients,
             "runs": len(runs),
             "engine": ours.plan.order,
+            "steps": ours.plan.steps.value,
+            "graphs": ours.plan.graphs.value,
             "precision": settings.precision,
             "compile": ours.settings.compile,
             "ratio": ratio,
@@ -241,7 +265,10 @@ def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[
             "building_s": built,
             "arithmetic_us": 1e6 * arithmetic,
             "memory_us": 1e6 * memory,
-            "of_floor": max(arithmetic, memory) / alone if training else None,
+            "launches_us": 1e6 * launches,
+            "of_floor": least / alone if training else None,
+            "round_of_floor": least / fast,
+            "floor": {"flops": floor.flops, "bytes": floor.bytes, "kernel_us": 1e6 * floor.kernel},
             "peak_gib": torch.cuda.max_memory_reserved() / 2**30 if on_gpu else None,
         }
         found.append(result)
@@ -251,8 +278,9 @@ def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[
             + f"{result['run_round_ms']:.2f} ms a round and run)\n"
             f"    {ours.plan.order}\n"
             f"    evaluation {1e3 * evaluation:.0f} ms; building and first rounds {built:.1f} s\n"
-            f"    floor: arithmetic {1e6 * arithmetic:.2f} µs, memory {1e6 * memory:.2f} µs"
-            + (f"; training at {max(arithmetic, memory) / alone:.0%} of it" if training else ""),
+            f"    floor: arithmetic {1e6 * arithmetic:.2f} µs, memory {1e6 * memory:.2f} µs, launches "
+            f"{1e6 * launches:.2f} µs; a round is at {least / fast:.0%} of it"
+            + (f", training at {least / alone:.0%}" if training else ""),
             flush=True,
         )
         alone_is_enough = ours.stacked is None  # more runs only take longer
@@ -295,6 +323,7 @@ def main() -> None:
     parser.add_argument("--of", type=int, default=1, help="how many programs wait there")
     parser.add_argument("--json", type=Path, help="where the numbers go as well, task by task")
     o = parser.parse_args()
+    warnings.simplefilter("error", SlowPathWarning)
     made_with = environment(o.device)
     print(", ".join(f"{k} {v}" for k, v in made_with.items() if v))
     names = o.tasks or list(TASKS)

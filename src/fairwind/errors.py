@@ -1,4 +1,4 @@
-"""The one error a user's input can raise."""
+"""The one error a user's input can raise, and the warning of a slow path."""
 
 import re
 import reprlib
@@ -18,6 +18,10 @@ class InputError(ValueError):
 
     def __init__(self, message: str):
         super().__init__(printable(message, 1200, 600))
+
+
+class SlowPathWarning(UserWarning):
+    """Something fell back to a slower path, with the same results."""
 
 
 @contextmanager

@@ -90,6 +90,7 @@ STACKED = StackedCounts(
     handwritten="none",
     recurrent_layers=0,
     by_token=0,
+    waits=False,
 )
 HOST = Machine("cpu", 16 << 30, 4, "", runs_kernels=False, world=1)
 GPU = Machine("cuda", 64 << 30, 1, "", runs_kernels=True, world=1)

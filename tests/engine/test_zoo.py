@@ -41,7 +41,6 @@ def simulation(specimen: Specimen, engine: Engine) -> Simulation:
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.filterwarnings("ignore:rounds are slower without CUDA graphs:UserWarning")  # CTC copies lengths
 @pytest.mark.parametrize("name", ZOO)
 def test_a_users_module_trains(name: str) -> None:
     specimen = ZOO[name]

@@ -45,7 +45,7 @@ from fairwind.engine.stacked.chunks import row_numbers
 from fairwind.engine.stacked.executor import Stacked
 from fairwind.engine.stacked.model import CannotStackError, StackedModel, stack
 from fairwind.engine.workers import keep_memory, threads
-from fairwind.errors import InputError
+from fairwind.errors import InputError, SlowPathWarning
 from fairwind.layers.gpu import lstm
 
 
@@ -239,7 +239,8 @@ def _planned(
             stacking = f"the model cannot be stacked: {error}"
     plan = decide(case, placed, stacking)
     if machine.missing and machine.missing in plan.steps.why:
-        warnings.warn(f"{machine.missing} was not found: steps run uncompiled, and slower", stacklevel=4)
+        why = f"{machine.missing} was not found: steps run uncompiled, and slower"
+        warnings.warn(why, SlowPathWarning, stacklevel=4)
     if plan.executor.value == "loop":
         return plan, None
     if stacked is not None and plan.gradients.value == "factored":
@@ -307,4 +308,5 @@ def _stacked_counts(
         handwritten="none" if machine.on_gpu or own_parts else handwritten(stacked, planner, runs, ways),
         recurrent_layers=len(recurrent),
         by_token=sum(not lstm.fits(layer) for layer in recurrent),
+        waits=stacked.waits,
     )

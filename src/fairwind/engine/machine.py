@@ -1,7 +1,7 @@
 """What is known of the machine, gathered once, and what PyTorch does otherwise on another device."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -107,6 +107,26 @@ def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
     off: AbstractContextManager[None] = torch.backends.cudnn.flags(enabled=False)
     return off
+
+
+def waits(work: Callable[[], object], device: torch.device) -> bool:
+    """Whether the host waits for a GPU within some work, as for a copy, which no CUDA graph can record.
+
+    The work must have been done before: kernels are chosen in the first call.
+    """
+    if device.type != "cuda":
+        return False
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False
 
 
 def compute_type(precision: Precision) -> torch.dtype | None:

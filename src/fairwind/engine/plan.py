@@ -113,6 +113,7 @@ class StackedCounts(NamedTuple):
     handwritten: Literal["all", "some", "none"]  # kinds of steps for which there is C++
     recurrent_layers: int
     by_token: int  # those that our kernels cannot run
+    waits: bool  # whether the host waits for a GPU within an uncompiled step
 
 
 def chunk_numbers(memory: float, number_bytes: int) -> int:
@@ -305,7 +306,11 @@ def _stacked(case: Case, placed: Placement, stacked: StackedCounts, why: str) ->
         steps=steps,
         gradients=_gradients(case.factors_help, stacked.factored_layers),
         convolutions=_stacked_convolutions(case),
-        graphs=_graphs(case, hosted="host" in (placed.data.value, vectors.value)),
+        graphs=_graphs(
+            case,
+            hosted="host" in (placed.data.value, vectors.value),
+            waits=stacked.waits and steps.value == "eager",
+        ),
         workers=Decision(case.workers, asked),
         threads=Decision(1, "threads share the clients, not the kernels"),
         memory=memory,
@@ -409,9 +414,11 @@ def _stacked_convolutions(case: Case) -> Decision[Convolutions]:
     return Decision("products", "clients have different kernels")
 
 
-def _graphs(case: Case, *, hosted: bool) -> Decision[Graphs]:
+def _graphs(case: Case, *, hosted: bool, waits: bool) -> Decision[Graphs]:
     if not case.machine.on_gpu:
         return Decision("none", "they are for stacked clients on a GPU")
+    if waits:
+        return Decision("none", "the model or its loss copies numbers between host and GPU in every step")
     if hosted:
         return Decision("steps", "what is kept on the host is copied in every round")
     if not case.counts.summed:

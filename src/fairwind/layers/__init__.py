@@ -1,6 +1,6 @@
 """PyTorch's layers in forms that `torch.func.vmap` can stack over models."""
 
-from fairwind.layers.conversion import prepare_compiler, stackable
+from fairwind.layers.conversion import stackable
 from fairwind.layers.counting import counted
 from fairwind.layers.dropout import key_names
 from fairwind.layers.randomness import CountedRandomness
@@ -11,7 +11,6 @@ __all__ = [
     "OperationCounter",
     "counted",
     "key_names",
-    "prepare_compiler",
     "stackable",
     "tracing",
 ]

@@ -15,7 +15,6 @@ from fairwind.layers import (
     pooling,
     recurrent,
 )
-from fairwind.layers.gpu import implicit, lstm, sixteen_bits
 
 STACKABLE: dict[type[nn.Module], type[nn.Module]] = {
     **attention.STACKABLE,
@@ -44,25 +43,3 @@ def stackable(module: nn.Module) -> nn.Module:
             layer.__class__ = ours
             dropout.add_key(layer, number)
     return module
-
-
-def prepare_compiler() -> None:
-    """Makes `torch.compile` accept recurrent layers, and use our backward passes and batching rules.
-
-    By default it refuses LSTM, GRU and RNN layers by their class. And in `grad` of `vmap` it traces only the
-    forward pass of an autograd function, because its inputs do not seem to require gradients.
-    """
-    import torch._dynamo  # takes more than a second
-
-    torch._dynamo.config.allow_rnn = True
-    for constant in (sixteen_bits.tf32_allowed, sixteen_bits.has_shared_memory):
-        torch._dynamo.assume_constant_result(constant)  # type: ignore[no-untyped-call]
-    for function in (
-        recurrent.Recurrence,
-        lstm.Layer,
-        embedding.Lookup,
-        convolution.WindowProduct,
-        implicit.Convolution,
-        normalization.Grouped,
-    ):
-        torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -37,7 +36,7 @@ def tracing(*, contiguous: bool) -> Iterator[None]:
 
 
 def is_traced() -> bool:
-    return _now.active or torch.compiler.is_compiling()
+    return _now.active
 
 
 def must_be_contiguous() -> bool:

@@ -21,7 +21,7 @@ from fairwind.engine.solver import Solver
 from fairwind.engine.stacked.chunks import Kind
 from fairwind.engine.stacked.model import StackedModel
 from fairwind.engine.stacked.workspace import TakeSteps, Workspace
-from fairwind.errors import InputError, first_line
+from fairwind.errors import InputError, SlowPathWarning, first_line
 
 
 class Handwritten(Protocol):
@@ -87,7 +87,8 @@ def compile_steps(how: Steps, kind: Kind, workspaces: Sequence[Workspace], solve
     except Exception as error:  # whatever the compiler makes of a user's module
         if compiler() is None:
             raise _no_compiler(CPP_COMPILER) from error
-        warnings.warn(f"{kind} steps run uncompiled, and slower: {first_line(error)}", stacklevel=4)
+        why = f"{kind} steps run uncompiled, and slower: {first_line(error)}"
+        warnings.warn(why, SlowPathWarning, stacklevel=4)
 
 
 def _no_compiler(missing: str) -> InputError:

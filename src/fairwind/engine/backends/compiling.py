@@ -12,8 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,13 +24,14 @@ from fairwind.engine.backends.graphs import out_of_memory
 from fairwind.engine.backends.native import build, library, named, source
 from fairwind.engine.stacked.gradients import Product
 from fairwind.engine.stacked.steps import Batches, Rows, Step
-from fairwind.errors import first_line
-from fairwind.layers import prepare_compiler, tracing
+from fairwind.errors import SlowPathWarning, first_line
+from fairwind.layers import tracing
 from fairwind.runs import cache
 
 DRIVER = "driver.cpp", "subnormal.h"
+Group = Literal["rows", "offsets", "table", "samples"]  # of tensors whose first sizes are one number
 # Sizes of the example that a step is traced with: all different, so that none is mistaken for another.
-ROWS, OFFSETS, TABLE, SAMPLES = 7, 13, 29, 41
+SIZES: dict[Group, int] = {"rows": 7, "offsets": 13, "table": 29, "samples": 41}
 OPTIONS = {"cpp.threads": 1}  # a worker has one core
 INDUCTOR, KEPT = "TORCHINDUCTOR_CACHE_DIR", ("??/*", "precompiled_headers/*.*")
 CODES = {  # of types, in C++
@@ -53,17 +53,15 @@ class Library:
 
     def __init__(self, step: Step, rows: Rows, batches: Batches, inputs: Any, targets: Any):
         """Compiled for tensors of these types and shapes, or taken from the cache."""
-        flat, structure = tree_flatten((rows, batches, inputs, targets))
-        by_row, tables = len(rows.tensors()), 2
-        varying = (
-            [ROWS] * by_row + [OFFSETS] * len(rows.offset) + [TABLE] * tables + [0] * (len(batches) - tables)
-        )
-        varying += [SAMPLES] * (len(flat) - len(varying))
-        example = [_resized(t, n) for t, n in zip(flat, varying, strict=True)]
-        graph, self.shared, self.parts = _trace(step, example, varying, structure)
-        varying += [0] * len(self.shared)
+        varying = _varying(rows, batches, inputs, targets)
+        sizes = [0 if group is None else SIZES[group] for group in varying]
+        given = _tensors(rows, batches, inputs, targets)
+        example = [_resized(t, n) for t, n in zip(given, sizes, strict=True)]
+        _, structure = tree_flatten((rows, batches, inputs, targets))
+        graph, self.shared, self.parts = _trace(step, example, sizes, structure)
+        sizes += [0] * len(self.shared)
         self.strides = [t.stride() for t in (*example, *self.shared)]
-        self.step, self.steps = _build(graph, [*example, *self.shared], varying), _driver()
+        self.step, self.steps = _build(graph, [*example, *self.shared], sizes), _driver()
 
     def driver(self) -> "Driver":
         return Driver(self)
@@ -86,7 +84,7 @@ class Driver:
 
     def __call__(self, rows: Rows, batches: Batches, inputs: Any, targets: Any, counts: list[int]) -> None:
         """Lets rows take steps, each by the first so many."""
-        tensors = [*rows.tensors(), *rows.offset, *batches, *samples.tensors((inputs, targets)), *self.shared]
+        tensors = [*_tensors(rows, batches, inputs, targets), *self.shared]
         described: list[int] = []
         for t, stride in zip(tensors, self.strides, strict=True):
             assert t.stride() == stride  # compiled code is specialised to these strides
@@ -103,6 +101,19 @@ class Driver:
                 *_numbers([begin + part for part in self.parts]),
             )
         )
+
+
+def _tensors(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> list[Tensor]:
+    """A step's arguments, in PyTorch's order."""
+    return [*rows.tensors(), *rows.offset, *batches, *samples.tensors((inputs, targets))]
+
+
+def _varying(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> list[Group | None]:
+    """What the first size of each argument counts; None if it is the same in every call."""
+    by_row: list[Group | None] = ["rows"] * len(rows.tensors())
+    tables: list[Group | None] = ["table", "table", *[None] * (len(batches) - 2)]
+    data: list[Group | None] = ["samples"] * len(samples.tensors((inputs, targets)))
+    return [*by_row, *["offsets"] * len(rows.offset), *tables, *data]
 
 
 def _numbers(values: list[int]) -> tuple[Any, Any]:
@@ -155,6 +166,10 @@ def _trace(
         graph = traced(False)
     except RuntimeError:  # of a `view` in the user's module
         graph = traced(True)
+    for fake, varies in zip(fakes, varying, strict=True):
+        size: Any = fake.shape[0] if varies else None
+        if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is not None:
+            raise RuntimeError("one of its operations cannot be compiled for any number of models")
     return graph, _lift(graph), parts
 
 
@@ -202,7 +217,7 @@ def _driver() -> ctypes.CDLL:
 def _compile(graph: GraphModule, example: list[Tensor], varying: list[int], path: Path) -> None:
     from torch.export import Dim, export
 
-    dims = {ROWS: Dim("rows"), OFFSETS: Dim("offsets"), TABLE: Dim("table"), SAMPLES: Dim("samples")}
+    dims = {size: Dim(group) for group, size in SIZES.items()}
     shapes = tuple({0: dims[n]} if n else None for n in varying)
     with torch.no_grad():
         program = export(graph, tuple(example), dynamic_shapes=shapes)
@@ -241,48 +256,62 @@ def _private_inductor() -> Iterator[None]:
 
 def compiled_for_gpu(step: Step) -> Step:
     """A step compiled when it is first taken, for any number of rows and samples."""
-    # Compiled code is cached, and its number limited, by code object: each engine gets its own.
-    assert isinstance(step, FunctionType)
-    step.__code__ = step.__code__.replace()
-    plain: Step = step
-    prepare_compiler()
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     if os.environ.get(INDUCTOR) in (None, default_cache_dir()):  # in /tmp, where others can write
         os.environ[INDUCTOR] = str(cache.private_folder("inductor"))
-    compiled: Step = torch.compile(plain)
     chosen: Step | None = None
-
-    def unchecked(*arguments: Any) -> dict[int, Product]:
-        # Calls differ only in the number of rows, and the code is compiled for any number. Checking
-        # everything else on every call takes as long as a small step.
-        try:
-            with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
-                return compiled(*arguments)
-        except RuntimeError as error:
-            if "Recompilation triggered" not in str(error):
-                raise
-            return compiled(*arguments)
 
     def call(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> dict[int, Product]:
         nonlocal chosen
-        if chosen is not None:
-            return chosen(rows, batches, inputs, targets)
-        for tensor in (*rows.tensors(), *rows.offset, *batches[:2], *tree_flatten((inputs, targets))[0]):
-            if len(tensor) > 1:
-                torch._dynamo.mark_dynamic(tensor, 0)
-        for contiguous in (False, True):  # for a `view` in the user's module
+        if chosen is None:
             try:
-                with tracing(contiguous=contiguous):
-                    left = compiled(rows, batches, inputs, targets)
-                chosen = unchecked
-                return left
-            except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-                if isinstance(error, RuntimeError) and out_of_memory(error):
+                chosen = _compiled(step, rows, batches, inputs, targets)
+                return chosen(rows, batches, inputs, targets)
+            except Exception as error:  # whatever the compiler makes of a user's module
+                if chosen is not None and isinstance(error, RuntimeError) and out_of_memory(error):
                     raise
-                why = first_line(error)
-        warnings.warn(f"the local step runs uncompiled, and slower: {why}", stacklevel=2)
-        chosen = plain
-        return plain(rows, batches, inputs, targets)
+                why = f"the local step runs uncompiled, and slower: {first_line(error)}"
+            warnings.warn(why, SlowPathWarning, stacklevel=2)
+            chosen = step
+        return chosen(rows, batches, inputs, targets)
+
+    return call
+
+
+def _compiled(step: Step, rows: Rows, batches: Batches, inputs: Any, targets: Any) -> Step:
+    """A step traced for these arguments, to be compiled in its first call.
+
+    It is traced as for a CPU, and PyTorch's compiler gets a graph of operations. Were it given the vectorised
+    module, it would fix the number of rows for many layers, and take longer.
+    """
+    given, varying = _tensors(rows, batches, inputs, targets), _varying(rows, batches, inputs, targets)
+    sizes = [0 if group is None else SIZES[group] for group in varying]
+    example = [_resized(t, n) for t, n in zip(given, sizes, strict=True)]
+    _, structure = tree_flatten((rows, batches, inputs, targets))
+    graph, shared, parts = _trace(step, example, sizes, structure)
+    for tensor, group in zip(given, varying, strict=True):
+        if group is not None and len(tensor) > 1:
+            torch._dynamo.mark_dynamic(tensor, 0)
+    compiled, first = torch.compile(graph), True
+
+    def call(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> dict[int, Product]:
+        nonlocal first
+        arguments = [*_tensors(rows, batches, inputs, targets), *shared]
+        if first:
+            with torch.no_grad():
+                left = compiled(*arguments)
+            first = False
+        else:
+            # Calls differ only in the number of rows, and the code is compiled for any number. Checking
+            # everything else on every call takes as long as a small step.
+            try:
+                with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+                    left = compiled(*arguments)
+            except RuntimeError as error:
+                if "Recompilation triggered" not in str(error):
+                    raise
+                left = compiled(*arguments)
+        return {part: Product(*left[2 * i : 2 * i + 2]) for i, part in enumerate(parts)}
 
     return call

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairwind.errors import first_line
+from fairwind.errors import SlowPathWarning, first_line
 
 
 class Graphs:
@@ -65,7 +65,8 @@ class Graphs:
             self.forget()
             del graph
             torch.cuda.empty_cache()
-            warnings.warn(f"rounds are slower without CUDA graphs: {failed}", stacklevel=2)
+            why = f"rounds are slower without CUDA graphs: {failed}"
+            warnings.warn(why, SlowPathWarning, stacklevel=2)
             return None
         self.recorded[what] = graph
         return graph

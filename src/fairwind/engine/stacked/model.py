@@ -14,7 +14,7 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import cast, mapped, take
 from fairwind.engine import tuning
 from fairwind.engine.layout import Layout, Parts
-from fairwind.engine.machine import matmul_precision
+from fairwind.engine.machine import matmul_precision, waits
 from fairwind.engine.modules import activations, copied, duplicate, read
 from fairwind.engine.plain import TOLERANCE, PlainModel, agree, judged
 from fairwind.engine.stacked.gradients import Dense, Factored, Gradient, is_linear, watch
@@ -44,6 +44,7 @@ class StackedModel:
     per_row: int  # numbers that a row's local step holds, besides
     per_sample: int  # those of each sample
     operations: int  # that a local step launches
+    waits: bool  # whether the host waits for a GPU within a local step
 
     def __init__(
         self, model: nn.Module, plain: PlainModel, device: torch.device, compute: torch.dtype | None = None
@@ -226,7 +227,8 @@ class StackedModel:
         key = torch.tensor([3, 4], device=device)
         with OperationCounter() as counter:
             gradients, _, moved = self.gradients(parts, *given, key)
-        self.operations = counter.operations  # that a step launches
+        self.operations = counter.operations
+        self.waits = waits(lambda: self.gradients(parts, *given, key), device)
         found = [g.value for g in gradients if isinstance(g, Dense)]
         self.probes(parts, *given)
         self.losses(parts, *given)
