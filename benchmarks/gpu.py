@@ -45,7 +45,7 @@ Result = dict[str, Any]
 def tests(folder: Path, workers: int) -> subprocess.Popen[bytes]:
     """Starts the engine's tests on the GPU."""
     ignored = [f"--ignore=tests/engine/{name}.py" for name in ON_CPU]
-    options = ["-q", "-p", "no:cacheprovider", "-n", str(workers), *ignored]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(workers), *ignored]
     env = os.environ | {"FAIRWIND_TEST_DEVICE": "cuda"}
     with (folder / "tests.log").open("wb") as log:
         command = [sys.executable, "-m", "pytest", *options, *TESTS]

@@ -129,7 +129,8 @@ def _resized(tensor: Tensor, size: int) -> Tensor:
     """A tensor of zeros with the same memory layout, and another size in its first dimension."""
     if not size:
         return torch.zeros_like(tensor)
-    made = torch.empty_strided((size, *tensor.shape[1:]), tensor.stride(), dtype=tensor.dtype)
+    like = {"dtype": tensor.dtype, "device": tensor.device}
+    made = torch.empty_strided((size, *tensor.shape[1:]), tensor.stride(), **like)
     return made.zero_()
 
 
