@@ -1,35 +1,107 @@
 """Compiled steps are the steps, for any number of rows."""
 
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, compiler_found, make_federation, make_model
 from fairwind import Federation, InputError, Settings, Solver, algorithms
+from fairwind.engine.backends.compiling import traced
 from fairwind.engine.executor import Run
+from fairwind.engine.plan import Decision, Steps
+from fairwind.engine.settings import Switch
 from fairwind.engine.simulation import Simulation
-from simulations import simulation
+from fairwind.errors import SlowPathWarning
+from fairwind.models import Pixels
+from simulations import simulation, stacked_of
+from tasks import TASKS
 
 
 def test_a_step_that_cannot_be_compiled_for_all_row_counts_runs_uncompiled(ragged: Federation) -> None:
-    """F.cross_entropy fixes the number of rows in compiled code: say so, and go on."""
+    """Upsampling fixes the number of models in compiled code: say so, and go on."""
 
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+    class Upsampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = make_model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            twice = nn.functional.interpolate(x[:, None], scale_factor=2.0, mode="linear")
+            out: Tensor = self.layers(twice[:, 0, ::2])
+            return out
 
     runs = [Run("fedavg", algorithms.fedavg(), 0)]
-    settings = Settings(rounds=2, compile="on", device=DEVICE)
 
-    def step() -> Simulation:
-        made = Simulation(make_model, ragged, runs, settings, loss=loss)
+    def step(compile: Switch) -> Simulation:
+        settings = Settings(rounds=2, compile=compile, device=DEVICE, engine="stacked")
+        made = Simulation(Upsampled, ragged, runs, settings)
         made.step()
         return made
 
-    with pytest.warns(UserWarning, match="uncompiled, and slower"):
-        compiled = step()
-    eager = simulation(ragged, ["fedavg"], [0])
-    eager.step()
-    torch.testing.assert_close(compiled.x, eager.x)
+    with pytest.warns(SlowPathWarning, match="uncompiled, and slower.*any number of models"):
+        compiled = step("on")
+    torch.testing.assert_close(compiled.x, step("off").x)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are compiled as for a GPU, up to the code that is generated in the end."""
+    for module in ("backend", "compiling"):
+        monkeypatch.setattr(f"fairwind.engine.backends.{module}.find_spec", lambda name: name, raising=False)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+def trained(plan: Steps, module: nn.Module, federation: Federation, **options: Any) -> Simulation:
+    """After two rounds, with steps of a kind."""
+    options |= {"model": module, "participation": 0.7}
+    chosen = simulation(federation, ["adafedadam"], [0], **options).plan
+    made = simulation(
+        federation,
+        ["adafedadam"],
+        [0],
+        plan=chosen._replace(steps=Decision(plan, "as told")),
+        **options,
+    )
+    for _ in range(2):
+        made.step()
+    return made
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_steps_compiled_for_a_gpu_are_the_steps(ragged: Federation) -> None:
+    """Also those of a second engine in the process, whose samples have other shapes."""
+    g = torch.Generator().manual_seed(0)
+    pictures = [
+        (
+            torch.randint(256, (n, 6, 5, 3), generator=g, dtype=torch.uint8),
+            torch.randint(2, (n,), generator=g),
+        )
+        for n in (2, 9, 5, 14)
+    ]
+    convolution = nn.Sequential(Pixels(), nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2))
+    for module, federation in (
+        (make_model(), ragged),
+        (convolution.double(), Federation.from_clients(pictures, train=0.7)),
+    ):
+        eager, compiled = (trained(steps, module, federation) for steps in ("eager", "torch.compile"))
+        torch.testing.assert_close(compiled.x, eager.x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("setup", ["synthetic", "femnist", "cifar10", "sent140"])
+def test_the_setups_steps_are_compiled_for_any_number_of_models(setup: str) -> None:
+    task = TASKS[setup]
+    runs = [Run("adafedadam", algorithms.adafedadam(), 0)]
+    settings = Settings(rounds=1, engine="stacked", compile="off", workers=1, solver=task.solver)
+    data = task.data(2)
+    if setup == "sent140":  # token by token, all of which are alike
+        assert isinstance(data.inputs, Tensor)
+        data = replace(data, inputs=data.inputs[:, :3])
+    training = stacked_of(Simulation(task.model, data, runs, settings))._needed()["training"]
+    assert traced(training.step, *training.example()).graph.graph.nodes
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -1,5 +1,6 @@
 """Modules and inputs of the kinds that users bring: each trains, and both executors agree where both can."""
 
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -10,15 +11,26 @@ from torch import nn
 
 from conftest import DEVICE
 from fairwind import Federation, InputError, Settings, Solver, algorithms
+from fairwind.engine.backends.compiling import traced
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import cross_entropy
 from fairwind.engine.settings import Engine
 from fairwind.engine.simulation import Simulation
 from fairwind.scores import accuracy
+from simulations import stacked_of
 from zoo import ZOO, Specimen
 
 NAMES = ("fedavg", "adafedadam", "fednova")
 REFUSED = dict.fromkeys(("batch-norm", "batch-norm-without-statistics"), "say what is done with them")
+
+
+# Whose steps run uncompiled, on a CPU and on a GPU: what has no form in layers/functions.py.
+UNTRACED = {
+    "segmentation": "any number of models",  # upsampling
+    "autoencoder": "any number of models",  # a transposed convolution
+    "embedding-bag": "any number of models",
+    "ctc": "_ctc_loss",
+}
 
 
 def simulation(specimen: Specimen, engine: Engine) -> Simulation:
@@ -79,6 +91,9 @@ def test_a_users_module_trains(name: str) -> None:
     apart = (stacked.x - loop.x).norm(dim=1)
     assert (apart <= tolerance * loop.x.norm(dim=1)).all(), apart
     assert stacked.state_dict(0).keys() == before.keys()
+    training = stacked_of(stacked)._needed()["training"]
+    with pytest.raises(RuntimeError, match=UNTRACED[name]) if name in UNTRACED else nullcontext():
+        assert traced(training.step, *training.example()).graph.graph.nodes
 
 
 def itself(model: nn.Module) -> nn.Module:

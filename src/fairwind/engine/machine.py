@@ -1,6 +1,7 @@
 """What is known of the machine, gathered once, and what PyTorch does otherwise on another device."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
@@ -117,8 +118,10 @@ def waits(work: Callable[[], object], device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch says that some kinds of waiting are not found
+            torch.cuda.set_sync_debug_mode("error")
         work()
     except RuntimeError as error:
         if "synchroniz" not in str(error):

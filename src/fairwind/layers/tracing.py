@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
+from fairwind.layers.functions import CompiledForms
+
 
 @dataclass
 class _Tracing:
@@ -22,7 +24,7 @@ _now = _Tracing()
 
 @contextmanager
 def tracing(*, contiguous: bool) -> Iterator[None]:
-    """While active, layers use the forms that compile for any number of rows.
+    """While active, layers and functions use the forms that compile for any number of rows.
 
     Only if `contiguous`, convolutions return tensors in the memory layout that a user's `view` expects: this
     costs a copy of all activations.
@@ -30,7 +32,8 @@ def tracing(*, contiguous: bool) -> Iterator[None]:
     before = _now.active, _now.contiguous
     _now.active, _now.contiguous = True, contiguous
     try:
-        yield
+        with CompiledForms():  # type: ignore[no-untyped-call]
+            yield
     finally:
         _now.active, _now.contiguous = before
 

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,14 +53,9 @@ class Library:
 
     def __init__(self, step: Step, rows: Rows, batches: Batches, inputs: Any, targets: Any):
         """Compiled for tensors of these types and shapes, or taken from the cache."""
-        varying = _varying(rows, batches, inputs, targets)
-        sizes = [0 if group is None else SIZES[group] for group in varying]
-        given = _tensors(rows, batches, inputs, targets)
-        example = [_resized(t, n) for t, n in zip(given, sizes, strict=True)]
-        _, structure = tree_flatten((rows, batches, inputs, targets))
-        graph, self.shared, self.parts = _trace(step, example, sizes, structure)
-        sizes += [0] * len(self.shared)
+        graph, self.shared, self.parts, example, sizes = traced(step, rows, batches, inputs, targets)
         self.strides = [t.stride() for t in (*example, *self.shared)]
+        sizes += [0] * len(self.shared)
         self.step, self.steps = _build(graph, [*example, *self.shared], sizes), _driver()
 
     def driver(self) -> "Driver":
@@ -134,23 +129,36 @@ def _resized(tensor: Tensor, size: int) -> Tensor:
     return made.zero_()
 
 
-def _trace(
-    step: Step, example: list[Tensor], varying: list[int], structure: Any
-) -> tuple[GraphModule, list[Tensor], list[int]]:
-    """A step as a graph of PyTorch operations; the tensors that all rows share; the parts of its products."""
+class Traced(NamedTuple):
+    """A step as a graph of PyTorch's operations on its arguments, and on the tensors that all rows share."""
+
+    graph: GraphModule
+    shared: list[Tensor]
+    parts: list[int]  # to which its products belong
+    example: list[Tensor]  # arguments
+    sizes: list[int]  # first ones, where they differ between calls; else 0
+
+
+def traced(step: Step, rows: Rows, batches: Batches, inputs: Any, targets: Any) -> Traced:
+    """A step traced for tensors of these types and shapes; an error if it fixes one of the varying sizes."""
     # PyTorch's compiler takes seconds to import.
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+    varying = _varying(rows, batches, inputs, targets)
+    sizes = [0 if group is None else SIZES[group] for group in varying]
+    given = _tensors(rows, batches, inputs, targets)
+    example = [_resized(t, n) for t, n in zip(given, sizes, strict=True)]
+    _, structure = tree_flatten((rows, batches, inputs, targets))
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     fakes = []
-    for i, (tensor, varies) in enumerate(zip(example, varying, strict=True)):
-        sizes = [DimDynamic.STATIC] * tensor.ndim
-        if varies:
-            sizes[0] = DimDynamic.DUCK  # equal sizes are one
-        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+    for i, (tensor, group) in enumerate(zip(example, varying, strict=True)):
+        dynamic = [DimDynamic.STATIC] * tensor.ndim
+        if group is not None:
+            dynamic[0] = DimDynamic.DUCK  # equal sizes are one
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
         fakes.append(mode.from_tensor(tensor, symbolic_context=context, source=ConstantSource(f"t{i}")))
     parts: list[int] = []
 
@@ -159,19 +167,19 @@ def _trace(
         parts[:] = list(left)
         return [factor for product in left.values() for factor in product]
 
-    def traced(contiguous: bool) -> GraphModule:
+    def trace(contiguous: bool) -> GraphModule:
         with torch.no_grad(), tracing(contiguous=contiguous):
             return make_fx(flat, tracing_mode="symbolic")(*fakes)
 
     try:
-        graph = traced(False)
+        graph = trace(False)
     except RuntimeError:  # of a `view` in the user's module
-        graph = traced(True)
-    for fake, varies in zip(fakes, varying, strict=True):
-        size: Any = fake.shape[0] if varies else None
+        graph = trace(True)
+    for fake, group in zip(fakes, varying, strict=True):
+        size: Any = fake.shape[0] if group is not None else None
         if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is not None:
             raise RuntimeError("one of its operations cannot be compiled for any number of models")
-    return graph, _lift(graph), parts
+    return Traced(graph, _lift(graph), parts, example, sizes)
 
 
 def _lift(graph: GraphModule) -> list[Tensor]:
@@ -286,11 +294,8 @@ def _compiled(step: Step, rows: Rows, batches: Batches, inputs: Any, targets: An
     It is traced as for a CPU, and PyTorch's compiler gets a graph of operations. Were it given the vectorised
     module, it would fix the number of rows for many layers, and take longer.
     """
+    graph, shared, parts, *_ = traced(step, rows, batches, inputs, targets)
     given, varying = _tensors(rows, batches, inputs, targets), _varying(rows, batches, inputs, targets)
-    sizes = [0 if group is None else SIZES[group] for group in varying]
-    example = [_resized(t, n) for t, n in zip(given, sizes, strict=True)]
-    _, structure = tree_flatten((rows, batches, inputs, targets))
-    graph, shared, parts = _trace(step, example, sizes, structure)
     for tensor, group in zip(given, varying, strict=True):
         if group is not None and len(tensor) > 1:
             torch._dynamo.mark_dynamic(tensor, 0)

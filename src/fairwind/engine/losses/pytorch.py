@@ -205,24 +205,6 @@ def _by_kernel(axis: int, reduction: str, outputs: Any, targets: Tensor) -> Tens
     return losses if reduction == "mean" else per_sample_mean(losses)
 
 
-def _huber(module: nn.HuberLoss, outputs: Tensor, targets: Tensor) -> Tensor:
-    off, delta = (outputs - targets).abs(), module.delta
-    return torch.where(off <= delta, 0.5 * off.square(), delta * (off - 0.5 * delta))
-
-
-def _smooth(module: nn.SmoothL1Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    off, beta = (outputs - targets).abs(), module.beta
-    return torch.where(off < beta, 0.5 * off.square() / beta, off - 0.5 * beta) if beta else off
-
-
-# Vectorised over models, PyTorch's kernels of these make the compiler for GPUs fix the number of rows.
-FORMULAS: dict[type, Callable[..., Tensor]] = {
-    nn.MSELoss: lambda _, outputs, targets: (outputs - targets).square(),
-    nn.HuberLoss: _huber,
-    nn.SmoothL1Loss: _smooth,
-}
-
-
 def _elementwise(module: Any, targets: Any) -> Loss:
     """A loss whose mean is over all numbers, all samples counting the same."""
     reduction = module.reduction
@@ -231,11 +213,10 @@ def _elementwise(module: Any, targets: Any) -> Loss:
     soft = isinstance(module, CLASSES)  # probabilities of classes
     form = FORMS.get(type(module), Form(_as_given, scores.accuracy))
     lengths = isinstance(module, nn.CTCLoss) and reduction == "mean"
-    formula = FORMULAS.get(type(module))
 
     def function(outputs: Any, targets: Any) -> Tensor:
         given = form.arrange(outputs, targets)
-        losses: Tensor = formula(single, *given) if formula else single(*given)
+        losses: Tensor = single(*given)
         if lengths:
             losses = losses / given[3].clamp(min=1)
         return _sums(losses) if reduction in ("sum", "batchmean") else per_sample_mean(losses)
