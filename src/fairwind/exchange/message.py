@@ -260,7 +260,9 @@ def vector_of(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
     return form.vector({name: arrays[name] for name in form.names if name in arrays})[0]
 
 
-def check_statistics(division: Division, sends: Sends, codec: str | None = None) -> None:
+def check_statistics(
+    division: Division, sends: Sends, codec: str | None = None, *, private: bool = False
+) -> None:
     """Refuses statistics of batch norm that a real federation cannot average."""
     if division.recomputes:
         raise InputError(
@@ -269,6 +271,11 @@ def check_statistics(division: Division, sends: Sends, codec: str | None = None)
         )
     if division.averaged_part.names and codec is not None:
         raise InputError('batch_norm="shared" sends statistics, which no codec is for: leave out codec')
+    if division.averaged_part.names and private:
+        raise InputError(
+            'batch_norm="shared" sends statistics, which privacy neither clips nor adds noise to: take '
+            'batch_norm="local", "frozen" or "group"'
+        )
     if division.averaged_part.names and sends == "sums":
         raise InputError(
             'batch_norm="shared" averages statistics beside the one sum: take "local" or sends="report"'
