@@ -59,6 +59,16 @@ def test_a_loss_is_bounded_by_those_of_the_others_as_in_training() -> None:
     assert line(judged(loss=math.inf), Bounds())[0]["loss_avg"] == pytest.approx((HONEST + 100) / 20)
 
 
+@pytest.mark.parametrize("usual", [1.0, -1.0])
+def test_below_zero_it_is_bounded_alike(usual: float) -> None:
+    """Losses may be negative, as Poisson's is, and a score that is the loss is one of them."""
+    evaluations = Evaluations([scores.loss], "fedavg", 0, bounds=Bounds())
+    told = {str(k): Judged(10, 40, usual, {"loss": usual}) for k in range(HONEST)}
+    found = evaluations.add(1, told | {"liar": Judged(10, 40, -1e300, {"loss": -1e300})}, {})
+    assert found["loss_avg"] == found["avg"] == pytest.approx((HONEST * usual - 100) / (HONEST + 1))
+    assert "a loss of -1e+300 taken as -100" in evaluations.lines("client")[0]
+
+
 def test_so_is_a_score_where_lower_is_better() -> None:
     evaluations = Evaluations([scores.mae], "fedavg", 0, bounds=Bounds())
     told = {str(k): Judged(10, 40, 1.0, {"mae": 2.0}) for k in range(HONEST)}
@@ -83,6 +93,20 @@ def test_a_further_model_is_bounded_likewise() -> None:
     lie = judged(2**50, 100.0)
     evaluations.add(1, told | {"liar": lie._replace(further=lie)}, {})
     assert [(each["avg_weighted"] or 100) < 56 for each in evaluations.history] == [True, True]
+
+
+@pytest.mark.parametrize("size", [10.5, -1, math.nan, math.inf, 2.0**53])
+def test_a_number_of_samples_that_is_none_is_refused(size: Any) -> None:
+    for told in (judged(size), judged(train_size=size), judged()._replace(further=judged(size))):
+        with pytest.raises(RefusedError, match="it tells of"):
+            check_judged(told, [scores.accuracy])
+    whole: Any = 10.0
+    assert repr(check_judged(judged(whole), [scores.accuracy])) == repr(judged(10))
+
+
+def test_scores_that_nobody_asked_for_are_not_kept() -> None:
+    told = judged()._replace(scores={"accuracy": 50.0} | {f"bonus {k}": 1.0 for k in range(1000)})
+    assert check_judged(told._replace(further=told), [scores.accuracy]) == judged()._replace(further=judged())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import tomllib
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flowers
 
 from command import refused, succeeded
-from conftest import make_federation, make_model
+from conftest import FEATURES, make_federation, make_model
 from exchanged import simulated, task_of
-from fairwind import Federation, InputError, Task, algorithms, load
+from fairwind import Federation, InputError, Solver, Task, algorithms, load, scores, simulate
 from fairwind.exchange import UNBOUNDED, Bounds, Privacy, StalledError
 from fairwind.flower import (
     AlgorithmStrategy,
@@ -377,7 +377,7 @@ def test_a_node_that_claims_all_samples_does_not_have_the_weighted_average(
     task: Task, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    claim = {"num-examples": 2**50, "train-examples": 2**50, "accuracy": 100.0}
+    claim = {"num-examples": 2**50, "train-examples": 2**50, "score-accuracy": 100.0}
 
     def lie(reply: Message) -> Message:
         if "arrays" not in reply.content:
@@ -629,6 +629,57 @@ def test_an_evaluation_that_is_refused_does_not_cost_the_update(task: Task) -> N
     assert strategy.aggregator.last.used == 5
     first = strategy.evaluations.said[0]
     assert sorted(first) == ["100", "102", "103", "104"]
+
+
+def distance(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets[:, None]).square().sum(1)
+
+
+def named(name: str) -> scores.Score:
+    """A score of one's own with a name that means something else in messages."""
+    return scores.Score(name, lambda outputs, targets: -(outputs[:, 0] - targets).abs(), "higher")
+
+
+OF_LOSSES: dict[str, dict[str, Any]] = {
+    "Poisson": {"loss": torch.nn.PoissonNLLLoss()},
+    "own loss": {"loss": distance},
+    "score=loss": {"loss": distance, "score": "loss"},
+    **{f"called {name}": {"loss": distance, "score": named(name)} for name in ("loss", "num-examples")},
+    "called further-loss": {"loss": distance, "score": [named("further-loss"), named("score-loss")]},
+}
+
+
+def regression(**options: Any) -> Task:
+    federation = make_federation(SIZES, dtype=torch.float32)
+    numbers = replace(federation, targets=federation.targets.float(), classes=None)
+    solver = Solver(lr=0.01, batch_size=10)
+    return Task(lambda: torch.nn.Linear(FEATURES, 1), numbers, solver=solver, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "together"), [*((name, False) for name in OF_LOSSES), ("own loss", True), ("score=loss", True)]
+)
+def test_every_score_and_loss_is_evaluated_as_in_the_simulator(name: str, together: bool) -> None:
+    task = regression(**OF_LOSSES[name])
+    spec = "ditto" if "further" in name else "fedavg"
+    strategy = strategy_of(task, spec, evaluate_in_training=together)
+    strategy.start(grid_of(task), num_rounds=1, timeout=5)
+    expected = simulate(
+        task, spec, rounds=1, eval_every=1, compile="off", device="cpu", workers=1, progress=False
+    )
+    found = [line for line in strategy.evaluations.history if line["algorithm"] == spec]
+    for metric in ("avg", "worst30", "loss_avg"):
+        assert [line[metric] for line in found] == pytest.approx(  # type: ignore[literal-required]
+            [line[metric] for line in expected.history],  # type: ignore[literal-required]
+            rel=1e-4,
+        )
+
+
+def test_an_app_of_ones_own_tells_its_loss_for_a_score_that_is_the_loss(tmp_path: Path) -> None:
+    task = task_of(make_federation(SIZES, dtype=torch.float32), torch.float32, score="loss")
+    strategy = WeightsStrategy("fedavg", task, out=tmp_path / "run")
+    strategy.start(InProcessGrid(ordinary_app(task), len(SIZES)), num_rounds=1, timeout=5)
+    assert load(tmp_path / "run")["fedavg"].metrics["avg"] == 1.0
 
 
 @pytest.mark.parametrize("kind", [WeightsStrategy, SecureStrategy])

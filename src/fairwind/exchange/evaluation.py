@@ -59,9 +59,9 @@ def scores_of(task: Task, module: nn.Module) -> tuple[Score, ...]:
 
 
 def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:
-    """Refuses impossible values."""
+    """The same with these scores alone; impossible values are refused."""
     for size in (judged.size, judged.train_size):
-        if not 0 <= size < 2**53:
+        if not 0 <= size < 2**53 or size != int(size):
             raise RefusedError(f"it tells of {size:.3g} samples")
     for score in scores:
         if score.name not in judged.scores:
@@ -74,9 +74,9 @@ def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:
             raise RefusedError(f"its {score.name} is {value:.3g}, which is {what}")
         if judged.size and score.kind == "accuracy" and math.isnan(judged.loss):
             raise RefusedError("its loss is NaN")
-    if judged.further is not None:
-        check_judged(judged.further, scores)
-    return judged
+    further = None if judged.further is None else check_judged(judged.further, scores)
+    known = {score.name: judged.scores[score.name] for score in scores}
+    return Judged(int(judged.size), int(judged.train_size), judged.loss, known, further, judged.tag)
 
 
 def within_bounds(
@@ -85,15 +85,17 @@ def within_bounds(
     """Evaluations, cut to what a single client may claim; and what was cut, by client, in words.
 
     Sizes, which weigh, are bounded as in training: by the median of the others, and by a share of all. A
-    loss, and a score where lower is better, is at most so many times the median of the others.
+    loss, and a score where lower is better, is at most so many times the median of the others, and as much
+    below zero: some losses are negative.
     """
     found, notes = dict(judged), dict[str, list[str]]()
 
     def cut(what: str, values: dict[str, float], tops: dict[str, float], change: Change) -> None:
         for client, top in tops.items():
-            if values[client] > top:
+            if abs(value := values[client]) > top:
+                top = math.copysign(top, value)
                 found[client] = change(found[client], top)
-                notes.setdefault(client, []).append(f"{what} of {values[client]:.3g} taken as {top:.3g}")
+                notes.setdefault(client, []).append(f"{what} of {value:.3g} taken as {top:.3g}")
 
     sizes = {client: float(told.size) for client, told in judged.items()}
     cut("a number of test samples", sizes, _size_limits(sizes, bounds), _with_size)
@@ -134,8 +136,8 @@ def _size_limits(sizes: Mapping[str, float], bounds: Bounds) -> dict[str, float]
 
 
 def _times_median(values: Mapping[str, float], factor: float) -> dict[str, float]:
-    """For each of enough clients, the factor times the median of the others, where that is positive."""
-    known = {client: value for client, value in values.items() if not math.isnan(value)}
+    """For each of enough clients, the factor times the median of the others, where that is not zero."""
+    known = {client: abs(value) for client, value in values.items() if not math.isnan(value)}
     if len(known) <= FEWEST or math.isinf(factor):
         return {}
     ascending, others = sorted(known, key=known.__getitem__), len(known) - 1

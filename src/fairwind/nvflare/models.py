@@ -86,4 +86,5 @@ def judged_of(model: FLModel) -> Judged:
 
 def _judged(said: Any) -> Judged:
     scores = {str(name): float(value) for name, value in said["scores"].items()}
-    return Judged(int(said["size"]), int(said["train_size"]), float(said["loss"]), scores)
+    sizes: Any = float(said["size"]), float(said["train_size"])  # whether they are whole is checked with all
+    return Judged(*sizes, float(said["loss"]), scores)
