@@ -617,6 +617,82 @@ def test_evaluated_in_training_and_stopped_after_a_round_no_round_is_missing(
     assert strategy.evaluations.history == straight.evaluations.history
 
 
+def assert_final_is_of_the_saved_model(out: Path, task: Task, rounds: int) -> None:
+    """Metrics, scores and the end of the history, as the simulator has them after so many rounds."""
+    spec = "adafedadam:warmup=2"
+    expected = simulate(
+        task, spec, rounds=rounds, compile="off", device="cpu", workers=1, progress=False, eval_every=99
+    )
+    found = load(out)[spec]
+    assert found.rounds[-1] == rounds
+    assert found.metrics["loss_avg"] == pytest.approx(expected.metrics["loss_avg"], rel=1e-4)
+    torch.testing.assert_close(found.loss.double(), expected.loss, rtol=1e-4, atol=1e-5)
+    for name, value in expected.state_dict.items():
+        torch.testing.assert_close(found.state_dict[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_last_model_is_evaluated_however_rarely_others_are(
+    task: Task, tmp_path: Path, together: bool
+) -> None:
+    strategy = strategy_of(task, out=tmp_path / "run", eval_every=2, evaluate_in_training=together)
+    strategy.start(grid_of(task), num_rounds=3, timeout=5)
+    assert strategy.evaluations.rounds == [0, 2, 3]
+    assert_final_is_of_the_saved_model(tmp_path / "run", task, 3)
+    told = strategy_of(task, out=tmp_path / "run", eval_every=2, evaluate_in_training=together)
+    told.start(grid := grid_of(task), num_rounds=3, timeout=5)
+    assert grid.sent == 0
+    told.start(grid, num_rounds=4, timeout=5)
+    assert told.evaluations.rounds == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_so_it_is_after_a_kill_before_its_evaluation(task: Task, tmp_path: Path, together: bool) -> None:
+    class Killed(AlgorithmStrategy):
+        def configure_evaluate(self, server_round: int, *given: Any) -> Any:
+            if server_round == 2:
+                self._save()
+                raise KeyboardInterrupt
+            return super().configure_evaluate(server_round, *given)
+
+    own: dict[str, Any] = {"eval_every": 99, "out": tmp_path / "run", "evaluate_in_training": together}
+    spec = "adafedadam:warmup=2"
+    with pytest.raises(KeyboardInterrupt):
+        Killed(spec, task, bounds=UNBOUNDED, **own).start(grid_of(task), num_rounds=2, timeout=5)
+    strategy_of(task, **own).start(grid_of(task), num_rounds=2, timeout=5)
+    assert_final_is_of_the_saved_model(tmp_path / "run", task, 2)
+
+
+def test_so_it_is_where_training_stops_early(task: Task, tmp_path: Path) -> None:
+    trained = 0
+
+    def dies(reply: Message) -> Message | None:
+        nonlocal trained
+        trained += "arrays" in reply.content
+        return None if "arrays" in reply.content and trained > len(SIZES) else reply
+
+    everyone = dict.fromkeys(range(100, 105), dies)
+    strategy = strategy_of(task, out=tmp_path / "run", eval_every=99, max_stalled=1)
+    with pytest.raises(StalledError):
+        strategy.start(grid_of(task, meddle=everyone), num_rounds=9, timeout=0.2)
+    assert_final_is_of_the_saved_model(tmp_path / "run", task, 1)
+
+
+def test_a_last_model_that_nobody_evaluates_has_no_metrics_of_another(task: Task, tmp_path: Path) -> None:
+    strategy = strategy_of(task, out=tmp_path / "run", eval_every=99)
+    deaf = {
+        node: (lambda reply: reply if strategy.aggregator.round == 0 or "arrays" in reply.content else None)
+        for node in range(100, 105)
+    }
+    strategy.start(grid_of(task, meddle=deaf), num_rounds=1, timeout=0.2)
+    found = load(tmp_path / "run")["adafedadam:warmup=2"]
+    assert found.rounds == [0, 1]
+    assert set(found.metrics.values()) == {None}
+    assert found.score.isnan().all()
+    assert not torch.equal(found.state_dict["0.weight"], make_model().float().state_dict()["0.weight"])
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 def test_an_evaluation_that_is_refused_does_not_cost_the_update(task: Task) -> None:
     def lie(reply: Message) -> Message:
         if "judged" in reply.content:

@@ -299,6 +299,16 @@ def test_in_nvflares_simulator_the_model_is_ours(task: Task, tmp_path: Path) -> 
     assert "AdaFedAdam" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_the_last_model_is_evaluated_however_rarely_others_are(task: Task, tmp_path: Path) -> None:
+    trained(job_of(tmp_path, eval_every=2), tmp_path)
+    expected = fairwind.simulate(
+        task, "adafedadam", rounds=3, eval_every=2, compile="off", device="cpu", progress=False
+    )
+    found = fairwind.load(tmp_path / "out")["adafedadam"]
+    assert found.rounds == [0, 2, 3]
+    assert found.metrics["loss_avg"] == pytest.approx(expected.metrics["loss_avg"], rel=1e-4)
+
+
 @pytest.mark.parametrize("spec", ["mime", "scaffold"])
 def test_so_it_is_of_algorithms_with_phases_or_memory(task: Task, tmp_path: Path, spec: str) -> None:
     trained(job_of(tmp_path, algorithm=spec), tmp_path)

@@ -201,6 +201,10 @@ class Evaluations:
     def _nothing(self) -> Judged:
         return Judged(0, 0, math.nan, {score.name: math.nan for score in self.scores})
 
+    def are_of(self, round: int) -> bool:
+        """Whether the last evaluation is of the model after so many rounds."""
+        return self.rounds[-1:] == [round]
+
     @property
     def newest(self) -> list[HistoryLine]:
         """The lines of the last evaluation."""

@@ -233,10 +233,8 @@ class AlgorithmStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The model to every node, in rounds that are evaluated."""
+        """The model to every node that evaluates it."""
         self.judged = {}
-        if server_round % self.eval_every:
-            return []
         nodes = sorted(grid.get_node_ids())
         if self.evaluate_share < 1:
             count = max(1, round(self.evaluate_share * len(nodes)))
@@ -252,8 +250,7 @@ class AlgorithmStrategy(Strategy):
     def _judges(self, server_round: int) -> bool:
         """Whether the nodes of a round evaluate the model that they receive, which is the last round's."""
         due = not (server_round - 1) % self.eval_every
-        done = (server_round - 1) in self.evaluations.rounds[-1:]
-        return self.evaluate_in_training and due and not done
+        return self.evaluate_in_training and due and not self.evaluations.are_of(server_round - 1)
 
     def _note_judged(self, server_round: int, message: Message, name: str = METRICS) -> None:
         """Notes the evaluation in a reply, or logs why it is refused."""
@@ -315,19 +312,23 @@ class AlgorithmStrategy(Strategy):
 
             def evaluate() -> None:
                 number, arrays = self.aggregator.round, result.arrays
-                asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
-                self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
+                if self._is_due(num_rounds):
+                    asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
+                    self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
                 if evaluate_fn is not None and (central := evaluate_fn(number, arrays)) is not None:
                     result.evaluate_metrics_serverapp[number] = central
 
-            evaluated = self.evaluations.rounds[-1] if self.evaluations.rounds else -1
-            released = bool(self.aggregator.releases.made)
-            unseen = evaluated < 0 or (released and evaluated < self.aggregator.round)
-            if unseen and not self.evaluate_in_training:
+            ended = self.aggregator.round >= num_rounds  # and killed before its evaluation, perhaps
+            if self._is_due(num_rounds) and (ended or not self.evaluate_in_training):
                 self.nodes.wait(grid)
                 evaluate()
+                if ended:
+                    self._save()
             while self.aggregator.round < num_rounds and not self.aggregator.stopped:
                 self._round(num_rounds, train_config, grid, timeout, result, evaluate)
+            if self.aggregator.stopped and self._is_due(num_rounds):
+                evaluate()
+                self._save()
             self.tracking.finish(self._report())
         finally:
             self.tracking.close()
@@ -337,6 +338,12 @@ class AlgorithmStrategy(Strategy):
             where = f"; the model after {self.aggregator.round} rounds is in {self.out}" if self.out else ""
             raise StalledError(why + where)
         return result
+
+    def _is_due(self, num_rounds: int) -> bool:
+        """Whether the model is to be evaluated now: every so many rounds, and where training ends."""
+        number = self.aggregator.round
+        every = not number % self.eval_every or number >= num_rounds or bool(self.aggregator.stopped)
+        return every and not self.evaluations.are_of(number)
 
     def _round(
         self,

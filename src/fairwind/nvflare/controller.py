@@ -105,6 +105,9 @@ class AlgorithmController(FedAvg):
             for line in self.kept.restore() if self.kept else ():
                 self.info(line)
             self._train()
+            if not self.abort_signal.triggered and not self.evaluations.are_of(server.round):
+                self._evaluate()
+                self._save()
             if self.kept is not None and not self.abort_signal.triggered:
                 self._report(self.kept)
         finally:
@@ -138,6 +141,10 @@ class AlgorithmController(FedAvg):
             return
         if self.aggregator.server.round % self.eval_every == 0:
             self._evaluate()
+        self._save()
+
+    def _save(self) -> None:
+        """Writes a checkpoint, and the numbers for Prometheus."""
         if self.kept is not None:
             self.kept.save()
         if self.metrics is not None:
