@@ -21,7 +21,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flowers
 
@@ -39,6 +39,7 @@ from fairwind.flower import (
     server,
     server_app,
 )
+from fairwind.flower.records import config_of
 from flower_grid import InProcessGrid
 
 SIZES = [12, 20, 45, 8, 26]
@@ -305,7 +306,7 @@ def garbage(reply: Message) -> Message:
 
 FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "lost": (lost, "did not reply in time"),
-    "failed": (failed, "it failed: <class 'OSError'>:<'no data"),
+    "failed": (failed, "it failed: OSError"),
     "empty": (empty, "it has no ArrayRecord 'arrays', but nothing"),
     "garbage": (garbage, "cannot be read"),
     "NaN": (arrays(lambda a: a * np.nan), "not finite"),
@@ -334,6 +335,98 @@ def test_a_faulty_node_is_named_counted_and_left_out(
     assert result.train_metrics_clientapp[1]["refused"] == 1
     assert result.train_metrics_clientapp[1]["used"] == 4
     assert any("102 is left out" in line and why in line for line in caplog.text.splitlines())
+
+
+def test_a_client_that_fails_sends_the_type_of_its_error_and_logs_the_rest(
+    task: Task, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exceptions quote what they fail at, which may be a patient's row."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    sent: list[Message] = []
+
+    def listen(reply: Message) -> Message:
+        sent.append(reply)
+        return reply
+
+    def patients(context: Context) -> Task:
+        if context.node_id == 102:
+            float("Mustermann, Erika")
+        return task
+
+    strategy = strategy_of(task)
+    strategy.start(InProcessGrid(client_app(patients), 5, {102: listen}), num_rounds=1, timeout=5)
+    assert [reply.error.reason for reply in sent] == ["ValueError"] * 3
+    assert strategy.aggregator.last is not None
+    assert strategy.aggregator.last.refused == {"102": "it failed: ValueError"}
+    quoting = {record.funcName for record in caplog.records if "Mustermann" in str(record.exc_info)}
+    assert quoting == {"discreet"}
+    assert not any("Mustermann" in record.getMessage() for record in caplog.records)
+
+
+def test_what_flower_sends_of_an_app_of_ones_own_is_not_shown(
+    task: Task, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    app = ClientApp()
+
+    @app.train()
+    @app.evaluate()
+    def fail(message: Message, context: Context) -> Message:
+        raise ValueError("Mustermann, Erika")
+
+    with pytest.raises(StalledError, match="100: it failed: ValueError"):
+        WeightsStrategy("fedavg", task, max_stalled=1).start(InProcessGrid(app, 5), num_rounds=1, timeout=5)
+    assert "node 100 is not evaluated: it failed: ValueError" in caplog.text
+    assert "Mustermann" not in caplog.text
+
+
+EVIL = "\x1b[2J\x1b]0;all is well\x07\nINFO: round 9\u202e" * 1000
+
+
+def evil_error(reply: Message) -> Message:
+    answered = Message(Error(code=2, reason=EVIL), reply_to=reply)
+    answered.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+    return answered
+
+
+def evil_metrics(reply: Message) -> Message:
+    reply.content["metrics"] = MetricRecord({EVIL: [1.0]})
+    return reply
+
+
+def evil_scores(reply: Message) -> Message:
+    if "arrays" not in reply.content:
+        reply.content["metrics"] = MetricRecord({**reply.content.metric_records["metrics"], EVIL: 1.0})
+    return reply
+
+
+def evil_records(reply: Message) -> Message:
+    reply.content = RecordDict({EVIL + str(k): MetricRecord({}) for k in range(9)})
+    return reply
+
+
+def evil_tag(reply: Message) -> Message:
+    reply.content["config"] = ConfigRecord({**config_of(reply.content), "training": EVIL, "round": 2**62})
+    return reply
+
+
+@pytest.mark.parametrize("meddle", [evil_error, evil_metrics, evil_scores, evil_records, evil_tag])
+def test_whatever_a_node_writes_logs_and_files_are_short_lines_of_text(
+    task: Task,
+    meddle: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    strategy = strategy_of(task, out=tmp_path / "run")
+    strategy.start(grid_of(task, meddle={102: meddle}), num_rounds=1, timeout=5)
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert bool(lines) == (meddle is not evil_scores)
+    assert all(line.isprintable() and len(line) < 600 for line in lines)
+    for file in (tmp_path / "run").rglob("*"):
+        if file.is_file() and file.suffix in (".json", ".jsonl", ".html"):
+            assert "all is well" not in file.read_text()
 
 
 def test_a_node_cannot_reply_for_another(task: Task) -> None:

@@ -24,7 +24,7 @@ from fairwind.contract import (
 )
 from fairwind.engine.layout import Division, Layout
 from fairwind.engine.loop.learner import norm
-from fairwind.errors import InputError, shown
+from fairwind.errors import InputError, printable, shown
 
 Sends = Literal["report", "sums"]
 Phase = Literal["gradient", "scales", "train", "evaluate"]  # scales: before a first secure sum
@@ -49,7 +49,15 @@ NAMED = 4  # of names that are wrong, at most
 
 
 class RefusedError(ValueError):
-    """A reply cannot be used; the message says why, in one line."""
+    """A reply cannot be used; the message says why, in one short line, whatever a client wrote into it."""
+
+    def __init__(self, why: str):
+        super().__init__(printable(why, 200, 60))
+
+
+def told_of(error: Exception) -> str:
+    """What a client tells of an error: why it refuses; else the type alone, because texts may quote data."""
+    return str(error) if isinstance(error, RefusedError) else type(error).__name__
 
 
 class Tag(NamedTuple):
@@ -332,7 +340,7 @@ def from_report(report: Report, form: Form) -> dict[str, float]:
 
 def read_tag(training: Any, round: Any, phase: Any) -> Tag:
     """The tag that a message carries."""
-    whole = isinstance(round, int) and not isinstance(round, bool)
+    whole = isinstance(round, int) and not isinstance(round, bool) and abs(round) < 2**53
     if not isinstance(training, str) or not whole or phase not in get_args(Phase):
         raise RefusedError("it does not say which request it answers")
     return Tag(training, round, phase)

@@ -350,7 +350,8 @@ class Aggregator:
         return ""
 
     def refuse(self, client: str, why: str) -> str:
-        """Records that a client's reply is refused; returns the reason."""
+        """Records that a client's reply is refused; returns the reason, as it is shown."""
+        why = str(RefusedError(why))
         self.current.refused.setdefault(client, why)
         return why
 

@@ -1,9 +1,10 @@
 """Replies as Flower's records, and back."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
 from fairwind.errors import first_line
 from fairwind.exchange.evaluation import Judged
@@ -168,6 +169,13 @@ def _scored(sizes: tuple[int, int], said: dict[str, Any]) -> Judged:
     numbers = {name: float(value) for name, value in said.items()}
     scores = {name.removeprefix(SCORE): value for name, value in numbers.items() if name.startswith(SCORE)}
     return Judged(*sizes, numbers.get("loss", float("nan")), numbers | scores)
+
+
+def failure(error: Error) -> str:
+    """Why a node failed; of an exception, which Flower sends with its text, the type alone."""
+    reason = error.reason or f"error {error.code}"
+    raised = re.match(r"<class '([^']+)'>:<", reason)
+    return f"it failed: {raised[1] if raised else reason}"
 
 
 def _one(content: RecordDict, name: str, kind: type) -> Any:

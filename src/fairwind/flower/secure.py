@@ -24,14 +24,14 @@ from flwr.serverapp import Grid
 
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.settings import Model, Settings
-from fairwind.errors import InputError, first_line
+from fairwind.errors import InputError
 from fairwind.exchange.bounds import UNBOUNDED, Bounds
 from fairwind.exchange.message import SHARED, WEIGHTS, Phase, RefusedError, Request
 from fairwind.exchange.releases import Release, What
 from fairwind.exchange.secure import Vector, first_scales, next_scales, pack, pack_powers, unpack
 from fairwind.flower.client import ClientOf, evaluating, keep, local_clients, recalled
 from fairwind.flower.nodes import LOG
-from fairwind.flower.records import tag_of
+from fairwind.flower.records import failure, tag_of
 from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.task import Task
 
@@ -242,7 +242,7 @@ class _Attempt:
     def _check(self, reply: Message) -> None:
         """Refuses a reply that failed, and a vector of another round, which would spoil the sum."""
         if reply.has_error():
-            raise RefusedError(f"it failed: {first_line(Exception(reply.error.reason))}")
+            raise RefusedError(failure(reply.error))
         if Key.MASKED_PARAMETERS in reply.content.config_records.get(RECORD_KEY_CONFIGS, {}):
             said: Mapping[str, Any] = compat.recorddict_to_fitres(reply.content, keep_input=True).metrics
             tag_of(said).check(self.aggregator.tag(self.phase))

@@ -16,7 +16,7 @@ from fairwind.engine.checks import build
 from fairwind.engine.layout import ALL_SHARED, Division
 from fairwind.engine.settings import ClientSelection, Model
 from fairwind.engine.workers import keep_memory
-from fairwind.errors import InputError, first_line, python_numbers, whole
+from fairwind.errors import InputError, python_numbers, whole
 from fairwind.exchange.bounds import Bounds, within
 from fairwind.exchange.evaluation import Evaluations, Judged, check_judged, scores_of
 from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Reply, Sends
@@ -30,6 +30,7 @@ from fairwind.flower.records import (
     CONFIG,
     JUDGED,
     METRICS,
+    failure,
     from_content,
     judged_of,
     to_arrays,
@@ -212,8 +213,7 @@ class AlgorithmStrategy(Strategy):
                 continue
             waiting.remove(node)
             if message.has_error():
-                reason = message.error.reason or f"error {message.error.code}"
-                self.aggregator.refuse(str(node), f"it failed: {first_line(Exception(reason))}")
+                self.aggregator.refuse(str(node), failure(message.error))
                 continue
             try:
                 reply = self._read(node, message.content)
@@ -257,7 +257,7 @@ class AlgorithmStrategy(Strategy):
         node = self.nodes.sender(message)
         try:
             if message.has_error():
-                raise RefusedError(f"it failed: {first_line(Exception(message.error.reason))}")
+                raise RefusedError(failure(message.error))
             if name == METRICS:
                 told = self._read_judged(message.content)
             else:  # the reply beside which it is has the tag
