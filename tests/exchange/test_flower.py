@@ -820,6 +820,7 @@ OF_LOSSES: dict[str, dict[str, Any]] = {
 
 def regression(**options: Any) -> Task:
     federation = make_federation(SIZES, dtype=torch.float32)
+    assert isinstance(federation.targets, torch.Tensor)
     numbers = replace(federation, targets=federation.targets.float(), classes=None)
     solver = Solver(lr=0.01, batch_size=10)
     return Task(lambda: torch.nn.Linear(FEATURES, 1), numbers, solver=solver, **options)

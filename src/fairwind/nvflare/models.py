@@ -86,5 +86,6 @@ def judged_of(model: FLModel) -> Judged:
 
 def _judged(said: Any) -> Judged:
     scores = {str(name): float(value) for name, value in said["scores"].items()}
-    sizes: Any = float(said["size"]), float(said["train_size"])  # whether they are whole is checked with all
-    return Judged(*sizes, float(said["loss"]), scores)
+    size: Any = float(said["size"])  # whether it is whole is checked with the rest
+    train_size: Any = float(said["train_size"])
+    return Judged(size, train_size, float(said["loss"]), scores)
