@@ -4,12 +4,17 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
 
+from conftest import CLASSES, make_federation
+from exchanged import task_of
 from fairwind import algorithms, scores
 from fairwind.exchange import UNBOUNDED, Bounds, Evaluations, Judged, RefusedError
-from fairwind.exchange.evaluation import check_judged
+from fairwind.exchange.evaluation import check_judged, lowest_loss
 
 HONEST = 19
 
@@ -102,6 +107,36 @@ def test_a_number_of_samples_that_is_none_is_refused(size: Any) -> None:
             check_judged(told, [scores.accuracy])
     whole: Any = 10.0
     assert repr(check_judged(judged(whole), [scores.accuracy])) == repr(judged(10))
+
+
+@pytest.mark.parametrize(
+    ("loss", "fine"),
+    [
+        (None, False),
+        (nn.CrossEntropyLoss(weight=torch.ones(CLASSES)), False),
+        (nn.CrossEntropyLoss(weight=-torch.ones(CLASSES)), True),
+        (F.mse_loss, False),
+        (nn.PoissonNLLLoss(), True),
+        (nn.GaussianNLLLoss(), True),
+        ("model", True),
+        (lambda outputs, targets: -outputs[:, 0], True),
+    ],
+)
+def test_a_negative_loss_is_refused_where_the_tasks_loss_cannot_be(loss: Any, fine: bool) -> None:
+    task = task_of(make_federation([20]), **({} if loss is None else {"loss": loss}))
+    by_loss = Judged(10, 40, 1.0, {"loss": -1.0})
+    for told, known in (
+        (judged(loss=-1.0), scores.accuracy),
+        (judged()._replace(further=judged(loss=-1.0)), scores.accuracy),
+        (by_loss, scores.loss),
+    ):
+        evaluations = Evaluations([known], "fedavg", 0, lowest=lowest_loss(task))
+        if fine:
+            assert evaluations.checked(told) == told
+        else:
+            with pytest.raises(RefusedError, match="its loss is -1, which is"):
+                evaluations.checked(told)
+    assert Evaluations([scores.accuracy], "fedavg", 0, lowest=0.0).checked(judged(loss=0.0))
 
 
 def test_scores_that_nobody_asked_for_are_not_kept() -> None:

@@ -13,6 +13,8 @@ from fairwind.contract import AnyAlgorithm
 from fairwind.data.samples import cast
 from fairwind.engine.evaluation import EvaluatedModel, views_of
 from fairwind.engine.executor import Run
+from fairwind.engine.losses.loss import cross_entropy
+from fairwind.engine.losses.pytorch import as_module
 from fairwind.engine.plain import PlainModel
 from fairwind.exchange.bounds import FEWEST, UNBOUNDED, Bounds
 from fairwind.exchange.message import RefusedError, Tag
@@ -23,6 +25,7 @@ from fairwind.scores import Score, as_scores
 from fairwind.task import Task
 
 ROUNDING = 1e-4  # by which a score may be beyond its limits
+NOT_NEGATIVE = nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss
 LIMIT = 200_000  # scores that are kept of earlier rounds; beyond, every second round is dropped, and so on
 
 
@@ -58,23 +61,33 @@ def scores_of(task: Task, module: nn.Module) -> tuple[Score, ...]:
     return PlainModel.fitted(module, federation, task.loss, sharing=task.sharing).judges
 
 
-def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:
-    """The same with these scores alone; impossible values are refused."""
+def lowest_loss(task: Task) -> float:
+    """The least loss that a client may have: zero of the usual ones; others may be negative."""
+    module = as_module(task.loss)
+    weight = getattr(module, "weight", None)
+    usual = task.loss is cross_entropy or type(module) in NOT_NEGATIVE
+    return 0.0 if usual and (weight is None or bool((weight >= 0).all())) else -math.inf
+
+
+def check_judged(judged: Judged, scores: Sequence[Score], lowest: float = -math.inf) -> Judged:
+    """The same with these scores alone; impossible values are refused, such as losses below the `lowest`."""
     for size in (judged.size, judged.train_size):
         if not 0 <= size < 2**53 or size != int(size):
             raise RefusedError(f"it tells of {size:.3g} samples")
+    if judged.size and judged.loss < lowest - ROUNDING:
+        raise RefusedError(f"its loss is {judged.loss:.3g}, which is negative")
     for score in scores:
         if score.name not in judged.scores:
             raise RefusedError(f"it does not tell its {score.name}")
         value = judged.scores[score.name]
-        low, high = score.limits
+        low, high = (lowest, math.inf) if score.is_loss else score.limits
         undefined = math.isnan(value) and score.kind != "accuracy"
         if judged.size and not (undefined or low - ROUNDING <= value <= high + ROUNDING):
             what = "no percentage" if score.kind == "accuracy" else f"not from {low:g} to {high:g}"
             raise RefusedError(f"its {score.name} is {value:.3g}, which is {what}")
         if judged.size and score.kind == "accuracy" and math.isnan(judged.loss):
             raise RefusedError("its loss is NaN")
-    further = None if judged.further is None else check_judged(judged.further, scores)
+    further = None if judged.further is None else check_judged(judged.further, scores, lowest)
     known = {score.name: judged.scores[score.name] for score in scores}
     return Judged(int(judged.size), int(judged.train_size), judged.loss, known, further, judged.tag)
 
@@ -161,8 +174,13 @@ class Evaluations:
         algorithm: AnyAlgorithm | None = None,
         *,
         bounds: Bounds = UNBOUNDED,
+        lowest: float = -math.inf,
     ):
-        """An algorithm with a further model to evaluate has a second line in the history, by its label."""
+        """An algorithm with a further model to evaluate has a second line in the history, by its label.
+
+        `lowest` is the least loss that a client may have.
+        """
+        self.lowest = lowest
         self.scores, self.label, self.seed = tuple(scores), label, seed
         self.notes: dict[str, list[str]] = {}  # by client: what was cut in the last evaluation
         self.views = [EvaluatedModel(label, seed, 0)]
@@ -176,6 +194,10 @@ class Evaluations:
         self.said: list[dict[str, float]] = []  # by evaluated round: clients' main scores
         self.last: dict[str, Judged] = {}  # in the last evaluation
         self.history: list[HistoryLine] = []
+
+    def checked(self, judged: Judged) -> Judged:
+        """A client's evaluation without what nobody asked for; impossible values are refused."""
+        return check_judged(judged, self.scores, self.lowest)
 
     def keep_within(self, bounds: Bounds) -> None:
         """Takes these bounds on what a single client may claim from now on."""

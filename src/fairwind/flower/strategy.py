@@ -18,7 +18,7 @@ from fairwind.engine.settings import ClientSelection, Model
 from fairwind.engine.workers import keep_memory
 from fairwind.errors import InputError, python_numbers, whole
 from fairwind.exchange.bounds import Bounds, within
-from fairwind.exchange.evaluation import Evaluations, Judged, check_judged, scores_of
+from fairwind.exchange.evaluation import Evaluations, Judged, lowest_loss, scores_of
 from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Reply, Sends
 from fairwind.exchange.monitoring import check_file, write_metrics
 from fairwind.exchange.privacy import Privacy
@@ -113,7 +113,9 @@ class AlgorithmStrategy(Strategy):
         about |= {"division": division, "statistics": division.averaged_part.flatten(self.module)}
         self.aggregator = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
         label = self.algorithm.name or "own"
-        self.evaluations = Evaluations(scores, label, seed, self.algorithm, bounds=bounds or Bounds())
+        claims: Any = {"bounds": bounds or Bounds()}
+        claims |= {"lowest": lowest_loss(model)} if isinstance(model, Task) else {}
+        self.evaluations = Evaluations(scores, label, seed, self.algorithm, **claims)
         spare, secret = python_numbers(over_selection), privacy is not None
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=secret, spare=spare)
         if selection not in get_args(ClientSelection):
@@ -264,7 +266,7 @@ class AlgorithmStrategy(Strategy):
                 told = judged_of(message.content, name, tagged=False)
             if told.tag is not None:
                 told.tag.check(self.aggregator.tag("evaluate"))
-            self.judged[str(node)] = check_judged(told, self.evaluations.scores)
+            self.judged[str(node)] = self.evaluations.checked(told)
         except RefusedError as error:
             LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
 
@@ -324,11 +326,13 @@ class AlgorithmStrategy(Strategy):
                 evaluate()
                 if ended:
                     self._save()
+                    self._monitor()
             while self.aggregator.round < num_rounds and not self.aggregator.stopped:
                 self._round(num_rounds, train_config, grid, timeout, result, evaluate)
             if self.aggregator.stopped and self._is_due(num_rounds):
                 evaluate()
                 self._save()
+                self._monitor()
             self.tracking.finish(self._report())
         finally:
             self.tracking.close()
