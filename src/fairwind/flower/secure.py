@@ -240,7 +240,9 @@ class _Attempt:
         nodes = self.strategy.nodes
         for reply in nodes.replies(self.grid, waiting.values(), self.timeout):
             node = nodes.sender(reply)
-            asked = waiting.pop(node)
+            asked = waiting.pop(node, None)
+            if asked is None:
+                continue
             try:
                 self._check(node, asked.content.config_records[RECORD_KEY_CONFIGS], reply)
                 used.append(reply)
@@ -298,12 +300,12 @@ class _Workflow(SecAggPlusWorkflow):
 
     def unmask_stage(self, grid: Grid, context: LegacyContext, state: Any) -> bool:
         """The last stage. Until then the server has masked vectors alone, of these nodes."""
+        if not self.attempt.may_unmask(state.active_node_ids):
+            return False
         try:
-            return self.attempt.may_unmask(state.active_node_ids) and super().unmask_stage(
-                grid, context, state
-            )
-        except (ValueError, LookupError, TypeError) as error:
-            LOG.warning("nothing is unmasked: parts of keys do not fit together: %s", type(error).__name__)
+            return bool(super().unmask_stage(grid, context, state))
+        except Exception as error:  # whatever Flower makes of parts of keys that do not fit together
+            LOG.warning("nothing is unmasked, with what nodes sent of keys: %s", type(error).__name__)
             return False
 
     def _check_threshold(self, state: Any) -> bool:
