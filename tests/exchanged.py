@@ -30,6 +30,7 @@ class Exchange:
         seed: int = 0,
         bounds: Any = UNBOUNDED,
         privacy: Any = None,
+        defence: str | None = None,
         clients: list[LocalClient] | None = None,
         **options: Any,
     ):
@@ -38,7 +39,7 @@ class Exchange:
         self.kept = [Kept() for _ in self.clients]
         one = self.clients[0]
         sends = options.get("sends", "report")
-        own: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy}
+        own: dict[str, Any] = {"bounds": bounds, "sends": sends, "privacy": privacy, "defence": defence}
         own |= {"clients": len(self.clients), "codec": options.get("codec")}
         own |= {"division": one.division, "statistics": one.own.averages[0]}
         self.server = Aggregator(algorithms.build(spec), one.layout, one.start(), **own)

@@ -4,12 +4,17 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
 
+from conftest import CLASSES, make_federation
+from exchanged import task_of
 from fairwind import algorithms, scores
 from fairwind.exchange import UNBOUNDED, Bounds, Evaluations, Judged, RefusedError
-from fairwind.exchange.evaluation import check_judged
+from fairwind.exchange.evaluation import check_judged, lowest_loss
 
 HONEST = 19
 
@@ -59,6 +64,16 @@ def test_a_loss_is_bounded_by_those_of_the_others_as_in_training() -> None:
     assert line(judged(loss=math.inf), Bounds())[0]["loss_avg"] == pytest.approx((HONEST + 100) / 20)
 
 
+@pytest.mark.parametrize("usual", [1.0, -1.0])
+def test_below_zero_it_is_bounded_alike(usual: float) -> None:
+    """Losses may be negative, as Poisson's is, and a score that is the loss is one of them."""
+    evaluations = Evaluations([scores.loss], "fedavg", 0, bounds=Bounds())
+    told = {str(k): Judged(10, 40, usual, {"loss": usual}) for k in range(HONEST)}
+    found = evaluations.add(1, told | {"liar": Judged(10, 40, -1e300, {"loss": -1e300})}, {})
+    assert found["loss_avg"] == found["avg"] == pytest.approx((HONEST * usual - 100) / (HONEST + 1))
+    assert "a loss of -1e+300 taken as -100" in evaluations.lines("client")[0]
+
+
 def test_so_is_a_score_where_lower_is_better() -> None:
     evaluations = Evaluations([scores.mae], "fedavg", 0, bounds=Bounds())
     told = {str(k): Judged(10, 40, 1.0, {"mae": 2.0}) for k in range(HONEST)}
@@ -83,6 +98,50 @@ def test_a_further_model_is_bounded_likewise() -> None:
     lie = judged(2**50, 100.0)
     evaluations.add(1, told | {"liar": lie._replace(further=lie)}, {})
     assert [(each["avg_weighted"] or 100) < 56 for each in evaluations.history] == [True, True]
+
+
+@pytest.mark.parametrize("size", [10.5, -1, math.nan, math.inf, 2.0**53])
+def test_a_number_of_samples_that_is_none_is_refused(size: Any) -> None:
+    for told in (judged(size), judged(train_size=size), judged()._replace(further=judged(size))):
+        with pytest.raises(RefusedError, match="it tells of"):
+            check_judged(told, [scores.accuracy])
+    whole: Any = 10.0
+    assert repr(check_judged(judged(whole), [scores.accuracy])) == repr(judged(10))
+
+
+@pytest.mark.parametrize(
+    ("loss", "fine"),
+    [
+        (None, False),
+        (nn.CrossEntropyLoss(weight=torch.ones(CLASSES)), False),
+        (nn.CrossEntropyLoss(weight=-torch.ones(CLASSES)), True),
+        (F.mse_loss, False),
+        (nn.PoissonNLLLoss(), True),
+        (nn.GaussianNLLLoss(), True),
+        ("model", True),
+        (lambda outputs, targets: -outputs[:, 0], True),
+    ],
+)
+def test_a_negative_loss_is_refused_where_the_tasks_loss_cannot_be(loss: Any, fine: bool) -> None:
+    task = task_of(make_federation([20]), **({} if loss is None else {"loss": loss}))
+    by_loss = Judged(10, 40, 1.0, {"loss": -1.0})
+    for told, known in (
+        (judged(loss=-1.0), scores.accuracy),
+        (judged()._replace(further=judged(loss=-1.0)), scores.accuracy),
+        (by_loss, scores.loss),
+    ):
+        evaluations = Evaluations([known], "fedavg", 0, lowest=lowest_loss(task))
+        if fine:
+            assert evaluations.checked(told) == told
+        else:
+            with pytest.raises(RefusedError, match="its loss is -1, which is"):
+                evaluations.checked(told)
+    assert Evaluations([scores.accuracy], "fedavg", 0, lowest=0.0).checked(judged(loss=0.0))
+
+
+def test_scores_that_nobody_asked_for_are_not_kept() -> None:
+    told = judged()._replace(scores={"accuracy": 50.0} | {f"bonus {k}": 1.0 for k in range(1000)})
+    assert check_judged(told._replace(further=told), [scores.accuracy]) == judged()._replace(further=judged())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import tomllib
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flowers
 
 from command import refused, succeeded
-from conftest import make_federation, make_model
+from conftest import FEATURES, make_federation, make_model
 from exchanged import simulated, task_of
-from fairwind import Federation, InputError, Task, algorithms, load
+from fairwind import Federation, InputError, Solver, Task, algorithms, load, scores, simulate
 from fairwind.exchange import UNBOUNDED, Bounds, Privacy, StalledError
 from fairwind.flower import (
     AlgorithmStrategy,
@@ -39,6 +39,7 @@ from fairwind.flower import (
     server,
     server_app,
 )
+from fairwind.flower.records import config_of
 from flower_grid import InProcessGrid
 
 SIZES = [12, 20, 45, 8, 26]
@@ -305,7 +306,7 @@ def garbage(reply: Message) -> Message:
 
 FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "lost": (lost, "did not reply in time"),
-    "failed": (failed, "it failed: <class 'OSError'>:<'no data"),
+    "failed": (failed, "it failed: OSError"),
     "empty": (empty, "it has no ArrayRecord 'arrays', but nothing"),
     "garbage": (garbage, "cannot be read"),
     "NaN": (arrays(lambda a: a * np.nan), "not finite"),
@@ -334,6 +335,98 @@ def test_a_faulty_node_is_named_counted_and_left_out(
     assert result.train_metrics_clientapp[1]["refused"] == 1
     assert result.train_metrics_clientapp[1]["used"] == 4
     assert any("102 is left out" in line and why in line for line in caplog.text.splitlines())
+
+
+def test_a_client_that_fails_sends_the_type_of_its_error_and_logs_the_rest(
+    task: Task, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exceptions quote what they fail at, which may be a patient's row."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    sent: list[Message] = []
+
+    def listen(reply: Message) -> Message:
+        sent.append(reply)
+        return reply
+
+    def patients(context: Context) -> Task:
+        if context.node_id == 102:
+            float("Mustermann, Erika")
+        return task
+
+    strategy = strategy_of(task)
+    strategy.start(InProcessGrid(client_app(patients), 5, {102: listen}), num_rounds=1, timeout=5)
+    assert [reply.error.reason for reply in sent] == ["ValueError"] * 3
+    assert strategy.aggregator.last is not None
+    assert strategy.aggregator.last.refused == {"102": "it failed: ValueError"}
+    quoting = {record.funcName for record in caplog.records if "Mustermann" in str(record.exc_info)}
+    assert quoting == {"discreet"}
+    assert not any("Mustermann" in record.getMessage() for record in caplog.records)
+
+
+def test_what_flower_sends_of_an_app_of_ones_own_is_not_shown(
+    task: Task, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    app = ClientApp()
+
+    @app.train()
+    @app.evaluate()
+    def fail(message: Message, context: Context) -> Message:
+        raise ValueError("Mustermann, Erika")
+
+    with pytest.raises(StalledError, match="100: it failed: ValueError"):
+        WeightsStrategy("fedavg", task, max_stalled=1).start(InProcessGrid(app, 5), num_rounds=1, timeout=5)
+    assert "node 100 is not evaluated: it failed: ValueError" in caplog.text
+    assert "Mustermann" not in caplog.text
+
+
+EVIL = "\x1b[2J\x1b]0;all is well\x07\nINFO: round 9\u202e" * 1000
+
+
+def evil_error(reply: Message) -> Message:
+    answered = Message(Error(code=2, reason=EVIL), reply_to=reply)
+    answered.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+    return answered
+
+
+def evil_metrics(reply: Message) -> Message:
+    reply.content["metrics"] = MetricRecord({EVIL: [1.0]})
+    return reply
+
+
+def evil_scores(reply: Message) -> Message:
+    if "arrays" not in reply.content:
+        reply.content["metrics"] = MetricRecord({**reply.content.metric_records["metrics"], EVIL: 1.0})
+    return reply
+
+
+def evil_records(reply: Message) -> Message:
+    reply.content = RecordDict({EVIL + str(k): MetricRecord({}) for k in range(9)})
+    return reply
+
+
+def evil_tag(reply: Message) -> Message:
+    reply.content["config"] = ConfigRecord({**config_of(reply.content), "training": EVIL, "round": 2**62})
+    return reply
+
+
+@pytest.mark.parametrize("meddle", [evil_error, evil_metrics, evil_scores, evil_records, evil_tag])
+def test_whatever_a_node_writes_logs_and_files_are_short_lines_of_text(
+    task: Task,
+    meddle: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    strategy = strategy_of(task, out=tmp_path / "run")
+    strategy.start(grid_of(task, meddle={102: meddle}), num_rounds=1, timeout=5)
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert bool(lines) == (meddle is not evil_scores)
+    assert all(line.isprintable() and len(line) < 600 for line in lines)
+    for file in (tmp_path / "run").rglob("*"):
+        if file.is_file() and file.suffix in (".json", ".jsonl", ".html"):
+            assert "all is well" not in file.read_text()
 
 
 def test_a_node_cannot_reply_for_another(task: Task) -> None:
@@ -377,7 +470,7 @@ def test_a_node_that_claims_all_samples_does_not_have_the_weighted_average(
     task: Task, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    claim = {"num-examples": 2**50, "train-examples": 2**50, "accuracy": 100.0}
+    claim = {"num-examples": 2**50, "train-examples": 2**50, "score-accuracy": 100.0}
 
     def lie(reply: Message) -> Message:
         if "arrays" not in reply.content:
@@ -617,6 +710,82 @@ def test_evaluated_in_training_and_stopped_after_a_round_no_round_is_missing(
     assert strategy.evaluations.history == straight.evaluations.history
 
 
+def assert_final_is_of_the_saved_model(out: Path, task: Task, rounds: int) -> None:
+    """Metrics, scores and the end of the history, as the simulator has them after so many rounds."""
+    spec = "adafedadam:warmup=2"
+    expected = simulate(
+        task, spec, rounds=rounds, compile="off", device="cpu", workers=1, progress=False, eval_every=99
+    )
+    found = load(out)[spec]
+    assert found.rounds[-1] == rounds
+    assert found.metrics["loss_avg"] == pytest.approx(expected.metrics["loss_avg"], rel=1e-4)
+    torch.testing.assert_close(found.loss.double(), expected.loss, rtol=1e-4, atol=1e-5)
+    for name, value in expected.state_dict.items():
+        torch.testing.assert_close(found.state_dict[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_last_model_is_evaluated_however_rarely_others_are(
+    task: Task, tmp_path: Path, together: bool
+) -> None:
+    strategy = strategy_of(task, out=tmp_path / "run", eval_every=2, evaluate_in_training=together)
+    strategy.start(grid_of(task), num_rounds=3, timeout=5)
+    assert strategy.evaluations.rounds == [0, 2, 3]
+    assert_final_is_of_the_saved_model(tmp_path / "run", task, 3)
+    told = strategy_of(task, out=tmp_path / "run", eval_every=2, evaluate_in_training=together)
+    told.start(grid := grid_of(task), num_rounds=3, timeout=5)
+    assert grid.sent == 0
+    told.start(grid, num_rounds=4, timeout=5)
+    assert told.evaluations.rounds == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_so_it_is_after_a_kill_before_its_evaluation(task: Task, tmp_path: Path, together: bool) -> None:
+    class Killed(AlgorithmStrategy):
+        def configure_evaluate(self, server_round: int, *given: Any) -> Any:
+            if server_round == 2:
+                self._save()
+                raise KeyboardInterrupt
+            return super().configure_evaluate(server_round, *given)
+
+    own: dict[str, Any] = {"eval_every": 99, "out": tmp_path / "run", "evaluate_in_training": together}
+    spec = "adafedadam:warmup=2"
+    with pytest.raises(KeyboardInterrupt):
+        Killed(spec, task, bounds=UNBOUNDED, **own).start(grid_of(task), num_rounds=2, timeout=5)
+    strategy_of(task, **own).start(grid_of(task), num_rounds=2, timeout=5)
+    assert_final_is_of_the_saved_model(tmp_path / "run", task, 2)
+
+
+def test_so_it_is_where_training_stops_early(task: Task, tmp_path: Path) -> None:
+    trained = 0
+
+    def dies(reply: Message) -> Message | None:
+        nonlocal trained
+        trained += "arrays" in reply.content
+        return None if "arrays" in reply.content and trained > len(SIZES) else reply
+
+    everyone = dict.fromkeys(range(100, 105), dies)
+    strategy = strategy_of(task, out=tmp_path / "run", eval_every=99, max_stalled=1)
+    with pytest.raises(StalledError):
+        strategy.start(grid_of(task, meddle=everyone), num_rounds=9, timeout=0.2)
+    assert_final_is_of_the_saved_model(tmp_path / "run", task, 1)
+
+
+def test_a_last_model_that_nobody_evaluates_has_no_metrics_of_another(task: Task, tmp_path: Path) -> None:
+    strategy = strategy_of(task, out=tmp_path / "run", eval_every=99)
+    deaf = {
+        node: (lambda reply: reply if strategy.aggregator.round == 0 or "arrays" in reply.content else None)
+        for node in range(100, 105)
+    }
+    strategy.start(grid_of(task, meddle=deaf), num_rounds=1, timeout=0.2)
+    found = load(tmp_path / "run")["adafedadam:warmup=2"]
+    assert found.rounds == [0, 1]
+    assert set(found.metrics.values()) == {None}
+    assert found.score.isnan().all()
+    assert not torch.equal(found.state_dict["0.weight"], make_model().float().state_dict()["0.weight"])
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 def test_an_evaluation_that_is_refused_does_not_cost_the_update(task: Task) -> None:
     def lie(reply: Message) -> Message:
         if "judged" in reply.content:
@@ -629,6 +798,58 @@ def test_an_evaluation_that_is_refused_does_not_cost_the_update(task: Task) -> N
     assert strategy.aggregator.last.used == 5
     first = strategy.evaluations.said[0]
     assert sorted(first) == ["100", "102", "103", "104"]
+
+
+def distance(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets[:, None]).square().sum(1)
+
+
+def named(name: str) -> scores.Score:
+    """A score of one's own with a name that means something else in messages."""
+    return scores.Score(name, lambda outputs, targets: -(outputs[:, 0] - targets).abs(), "higher")
+
+
+OF_LOSSES: dict[str, dict[str, Any]] = {
+    "Poisson": {"loss": torch.nn.PoissonNLLLoss()},
+    "own loss": {"loss": distance},
+    "score=loss": {"loss": distance, "score": "loss"},
+    **{f"called {name}": {"loss": distance, "score": named(name)} for name in ("loss", "num-examples")},
+    "called further-loss": {"loss": distance, "score": [named("further-loss"), named("score-loss")]},
+}
+
+
+def regression(**options: Any) -> Task:
+    federation = make_federation(SIZES, dtype=torch.float32)
+    assert isinstance(federation.targets, torch.Tensor)
+    numbers = replace(federation, targets=federation.targets.float(), classes=None)
+    solver = Solver(lr=0.01, batch_size=10)
+    return Task(lambda: torch.nn.Linear(FEATURES, 1), numbers, solver=solver, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "together"), [*((name, False) for name in OF_LOSSES), ("own loss", True), ("score=loss", True)]
+)
+def test_every_score_and_loss_is_evaluated_as_in_the_simulator(name: str, together: bool) -> None:
+    task = regression(**OF_LOSSES[name])
+    spec = "ditto" if "further" in name else "fedavg"
+    strategy = strategy_of(task, spec, evaluate_in_training=together)
+    strategy.start(grid_of(task), num_rounds=1, timeout=5)
+    expected = simulate(
+        task, spec, rounds=1, eval_every=1, compile="off", device="cpu", workers=1, progress=False
+    )
+    found = [line for line in strategy.evaluations.history if line["algorithm"] == spec]
+    for metric in ("avg", "worst30", "loss_avg"):
+        assert [line[metric] for line in found] == pytest.approx(  # type: ignore[literal-required]
+            [line[metric] for line in expected.history],  # type: ignore[literal-required]
+            rel=1e-4,
+        )
+
+
+def test_an_app_of_ones_own_tells_its_loss_for_a_score_that_is_the_loss(tmp_path: Path) -> None:
+    task = task_of(make_federation(SIZES, dtype=torch.float32), torch.float32, score="loss")
+    strategy = WeightsStrategy("fedavg", task, out=tmp_path / "run")
+    strategy.start(InProcessGrid(ordinary_app(task), len(SIZES)), num_rounds=1, timeout=5)
+    assert load(tmp_path / "run")["fedavg"].metrics["avg"] == 1.0
 
 
 @pytest.mark.parametrize("kind", [WeightsStrategy, SecureStrategy])

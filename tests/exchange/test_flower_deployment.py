@@ -176,9 +176,11 @@ def test_a_training_without_any_reply_fails_and_leaves_the_model(deployment: Dep
         return status if "finished" in status else ""
 
     assert wait_for(ended, SLOW, "the end of a run without replies", pause=3) == "finished:failed"
-    assert "training stops in round 1, which was tried 2 times" in deployment.flwr(
-        "log", run, "here", "--show"
-    )
+    log = deployment.flwr("log", run, "here", "--show")
+    assert "training stops in round 1, which was tried 2 times" in log
+    assert "it failed: OSError" in log
+    assert "no data here" not in log
+    assert "no data here" in (deployment.folder / "node-0.log").read_text()
     assert (out / "models.safetensors").exists()
     assert not (out / "results.json").exists()
 

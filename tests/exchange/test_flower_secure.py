@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
-from flwr.app import Context, Message, RecordDict
-from flwr.common import bytes_to_ndarray
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common import bytes_to_ndarray, ndarray_to_bytes
 
 from conftest import make_federation
 from exchanged import simulated, task_of
@@ -104,20 +104,115 @@ def test_what_a_single_client_sends_is_masked(task: Task) -> None:
     assert not np.array_equal(vectors[0], vectors[-1])
 
 
-def test_a_node_that_drops_out_is_not_in_the_sum(task: Task) -> None:
-    def lost(reply: Message) -> Message | None:
-        masked = any("masked_params" in record for record in reply.content.config_records.values())
-        return None if masked else reply
+STAGES = {"setup": "pk1", "share_keys": "dsts", "collect_masked_vectors": "masked_params", "unmask": "shares"}
 
-    secure = SecureStrategy("fedavg", task)
-    secure.start(InProcessGrid(secure_client_app(task), 10, {103: lost}), num_rounds=2, timeout=0.2)
-    plain = AlgorithmStrategy("fedavg", task, bounds=UNBOUNDED, sends="sums")
-    fewer = InProcessGrid(client_app(task), 10)
-    del fewer.contexts[103]
-    plain.start(fewer, num_rounds=2, timeout=5)
+
+def spoil(reply: Message, name: str, value: Any) -> Message:
+    reply.content.config_records["secaggplus_configs"][name] = value
+    return reply
+
+
+def at(stage: str, meddle: Callable[[Message], Message | None]) -> Callable[[Message], Message | None]:
+    """Meddles with a node's replies in a stage of SecAgg+."""
+
+    def changed(reply: Message) -> Message | None:
+        here = any(STAGES[stage] in record for record in reply.content.config_records.values())
+        return meddle(reply) if here else reply
+
+    return changed
+
+
+def lost(reply: Message) -> None:
+    return None
+
+
+def failed(reply: Message) -> Message:
+    answered = Message(Error(code=2, reason="<class 'OSError'>:<'no data'>"), reply_to=reply)
+    answered.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+    answered.metadata.__dict__["_src_node_id"] = reply.metadata.src_node_id
+    return answered
+
+
+def empty(reply: Message) -> Message:
+    reply.content = RecordDict()
+    return reply
+
+
+def assert_sums_without(meddle: dict[int, Any], absent: set[int], nodes: int = 6, **options: Any) -> Any:
+    """The model is that of plain sums of all others."""
+    task = task_of(make_federation(SIZES[:nodes], dtype=torch.float32), torch.float32)
+    secure = SecureStrategy("fedavg", task, eval_every=9, max_stalled=1, **options)
+    secure.start(InProcessGrid(secure_client_app(task), nodes, meddle), num_rounds=1, timeout=0.2)
+    plain = AlgorithmStrategy("fedavg", task, bounds=UNBOUNDED, sends="sums", eval_every=9)
+    start, fewer = plain.aggregator.x.clone(), InProcessGrid(client_app(task), nodes)
+    for node in absent:
+        del fewer.contexts[node]
+    plain.start(fewer, num_rounds=1, timeout=5)
     assert secure.aggregator.last is not None
-    assert secure.aggregator.last.used == 9
-    torch.testing.assert_close(secure.aggregator.x, plain.aggregator.x, rtol=1e-3, atol=1e-5)
+    assert secure.aggregator.last.used == nodes - len(absent)
+    assert set(secure.aggregator.last.refused) == set(map(str, absent))
+    moved = (plain.aggregator.x - start).abs().max()
+    assert float((secure.aggregator.x - plain.aggregator.x).abs().max() / moved) < 1e-4
+    return secure.aggregator.last
+
+
+@pytest.mark.parametrize("meddle", [lost, failed])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_node_that_drops_out_in_any_stage_is_not_in_the_sum(stage: str, meddle: Any) -> None:
+    """But in the last, where its vector has been added already."""
+    absent = set() if stage == "unmask" else {103}
+    assert_sums_without({103: at(stage, meddle)}, absent)
+
+
+@pytest.mark.parametrize("shares", [1.0, 0.7])
+def test_nodes_may_drop_out_in_all_stages_of_a_round(shares: float) -> None:
+    meddle = {103 + k: at(stage, failed) for k, stage in enumerate(STAGES)}
+    assert_sums_without(meddle, {103, 104, 105}, nodes=10, shares=shares, threshold=0.4)
+
+
+def swapped(reply: Message) -> Message:
+    record = reply.content.config_records["secaggplus_configs"]
+    return spoil(reply, "pk2", record["pk1"])
+
+
+def forged(reply: Message) -> Message:
+    reply.metadata.__dict__["_src_node_id"] = 107
+    return reply
+
+
+HARMFUL: dict[str, tuple[str, Callable[[Message], Message]]] = {
+    "nothing": ("setup", empty),
+    "no key": ("setup", lambda reply: spoil(reply, "pk1", b"no key")),
+    "one key twice": ("setup", swapped),
+    "for another": ("setup", forged),
+    "for nobody": ("share_keys", lambda reply: spoil(reply, "dsts", [1])),
+    "for few": ("share_keys", lambda reply: spoil(reply, "ctxts", [b"one"])),
+    "numbers": ("share_keys", lambda reply: spoil(reply, "ctxts", [1] * 5)),
+    "no array": ("collect_masked_vectors", lambda reply: spoil(reply, "masked_params", [b"a", b"b"])),
+    "short": (
+        "collect_masked_vectors",
+        lambda reply: spoil(reply, "masked_params", [ndarray_to_bytes(np.zeros(1, int))] * 2),
+    ),
+    "parts of others": ("unmask", lambda reply: spoil(reply, "nids", [1] * 6)),
+}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_reply_at_which_others_would_fail_is_refused(name: str) -> None:
+    stage, meddle = HARMFUL[name]
+    absent = set() if stage == "unmask" else {103}
+    done = assert_sums_without({103: at(stage, meddle)}, absent)
+    why = (
+        "it replies for another node" if name == "for another" else f"cannot be used, in the stage '{stage}'"
+    )
+    assert all(why in said for said in done.refused.values())
+
+
+def test_parts_of_keys_that_do_not_fit_together_stall_a_round(task: Task) -> None:
+    strategy = strategy_of(task, max_stalled=1)
+    meddle = at("unmask", lambda reply: spoil(reply, "shares", [bytes(20)] * 10))
+    with pytest.raises(StalledError):
+        strategy.start(InProcessGrid(secure_client_app(task), 10, {103: meddle}), num_rounds=1, timeout=5)
 
 
 def masked(reply: Message) -> bool:

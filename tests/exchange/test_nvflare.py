@@ -169,11 +169,14 @@ def test_lies_are_capped_by_default(task: Task) -> None:
     assert set(handed.aggregator.server.last.capped["weight"]) == {"site-4"}
 
 
-def test_an_executor_that_fails_says_why(task: Task) -> None:
+def test_an_executor_that_fails_says_why_in_its_own_log_and_sends_the_type(
+    task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
     handed = Handed(task, "adafedadam")
     handed.executors["site-1"] = AlgorithmExecutor(SPEC, 99)
     reply = handed.replies(["site-1"])["site-1"]
-    assert "client 99 is not one of the task's 4" in reply.meta["fairwind-failed"]
+    assert reply.meta["fairwind-failed"] == "InputError"
+    assert "client 99 is not one of the task's 4" in caplog.text
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "mimelite", "mime", "ditto", "afl", "fedmgda"])
@@ -299,6 +302,16 @@ def test_in_nvflares_simulator_the_model_is_ours(task: Task, tmp_path: Path) -> 
     assert "AdaFedAdam" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_the_last_model_is_evaluated_however_rarely_others_are(task: Task, tmp_path: Path) -> None:
+    trained(job_of(tmp_path, eval_every=2), tmp_path)
+    expected = fairwind.simulate(
+        task, "adafedadam", rounds=3, eval_every=2, compile="off", device="cpu", progress=False
+    )
+    found = fairwind.load(tmp_path / "out")["adafedadam"]
+    assert found.rounds == [0, 2, 3]
+    assert found.metrics["loss_avg"] == pytest.approx(expected.metrics["loss_avg"], rel=1e-4)
+
+
 @pytest.mark.parametrize("spec", ["mime", "scaffold"])
 def test_so_it_is_of_algorithms_with_phases_or_memory(task: Task, tmp_path: Path, spec: str) -> None:
     trained(job_of(tmp_path, algorithm=spec), tmp_path)
@@ -333,7 +346,8 @@ def test_a_training_without_any_reply_fails_and_leaves_the_model(tmp_path: Path)
     assert job.simulator_run(str(tmp_path / "work"), log_config="concise") != 0
     log = "\n".join(file.read_text() for file in (tmp_path / "work" / "server").rglob("log.txt"))
     assert "training stops in round 1, which was tried 3 times: usable replies: 0" in log
-    assert "client 99 is not one of the task's 4" in log
+    assert "it failed: 'InputError'" in log
+    assert "client 99" not in log
     assert (tmp_path / "out" / "models.safetensors").exists()
     assert not (tmp_path / "out" / "results.json").exists()
 

@@ -12,8 +12,9 @@ from conftest import CLASSES, FEATURES, make_federation
 from exchanged import SOLVER, Exchange, simulated
 from fairwind import InputError, Task
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
-from fairwind.exchange import UNBOUNDED
+from fairwind.exchange import UNBOUNDED, Bounds, Reply, Round
 from fairwind.exchange.kept import kept_file, load_kept, save_kept
+from fairwind.robust.defence import DEFENCES
 
 FEDERATION = make_federation([12, 21, 45])  # batches of one, too
 OWN: dict[str, dict[str, Any]] = {
@@ -89,6 +90,67 @@ def test_a_reply_with_statistics_that_cannot_be_is_refused() -> None:
         reply = exchange.reply(0)
         assert why in exchange.server.accept("0", reply._replace(arrays=spoil(reply.arrays)))
         exchange.server.begin()
+
+
+def lying(reply: Reply, *, size: float, mean: float) -> Reply:
+    """A reply that claims so many samples, and so large a mean of the activations."""
+    far = np.full_like(reply.arrays["1.running_mean"], mean)
+    return reply._replace(
+        arrays=reply.arrays | {"1.running_mean": far}, numbers={**reply.numbers, "size": size}
+    )
+
+
+def with_liar(exchange: Exchange, *, size: float, mean: float) -> Round:
+    """A round in which the last client lies."""
+    for k in range(len(exchange.clients)):
+        reply = exchange.reply(k)
+        last = k == len(exchange.clients) - 1
+        assert not exchange.server.accept(str(k), lying(reply, size=size, mean=mean) if last else reply)
+    return exchange.server.finish()
+
+
+def of_many(**options: Any) -> Exchange:
+    task = Task(model, make_federation([20, 24, 28, 32, 36, 40]), solver=SOLVER, batch_norm="shared")
+    return Exchange(task, "fedavg", seed=3, **options)
+
+
+@pytest.mark.parametrize("defence", [None, *DEFENCES])
+def test_a_client_that_claims_all_samples_does_not_set_the_statistics(defence: str | None) -> None:
+    """However many batches were counted before."""
+    honest, exchange = (of_many(bounds=Bounds(), defence=defence) for _ in range(2))
+    for _ in range(4):
+        honest.round()
+        exchange.round()
+    before = honest.server.statistics.clone()
+    honest.round()
+    done = with_liar(exchange, size=1e12, mean=1e9)
+    assert set(done.capped["statistics' weight"]) == {"5"}
+    if defence is None:
+        assert set(done.capped["statistics"]) == {"5"}
+    small = ~honest.server.counters
+    usual = (honest.server.statistics - before)[small].norm()
+    assert (exchange.server.statistics - honest.server.statistics)[small].norm() < 6 * usual
+
+
+def test_under_a_defence_statistics_do_not_notice_by_how_much_a_client_lies() -> None:
+    near, far = (of_many(bounds=Bounds(), defence="median") for _ in range(2))
+    for exchange, mean in ((near, 1e3), (far, 1e9)):
+        exchange.round()
+        with_liar(exchange, size=1e12, mean=mean)
+    assert torch.equal(near.server.statistics, far.server.statistics)
+    assert float(far.server.statistics[~far.server.counters].abs().max()) < 10
+
+
+def test_a_reply_whose_statistics_are_refused_counts_nowhere() -> None:
+    found, without = of_many(), of_many()
+    for k in range(5):
+        for each in (found, without):
+            assert not each.server.accept(str(k), each.reply(k))
+    said = found.server.accept("5", lying(found.reply(5), size=1e305, mean=1e9))
+    assert "too large to be weighed" in said
+    assert found.server.finish().used == without.server.finish().used == 5
+    close(found.server.x, without.server.x)
+    close(found.server.statistics, without.server.statistics)
 
 
 def test_what_cannot_be_averaged_is_refused() -> None:

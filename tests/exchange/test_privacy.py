@@ -13,8 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exchanged import Exchange, task_of
-from fairwind import Federation, InputError, Settings, algorithms
+from conftest import CLASSES, FEATURES, make_federation
+from exchanged import SOLVER, Exchange, task_of
+from fairwind import Federation, InputError, Settings, Task, algorithms
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.executor import Run
 from fairwind.engine.layout import Layout
@@ -291,13 +292,33 @@ def test_secret_drawing_helps_and_never_harms() -> None:
     assert most <= every
 
 
+@pytest.mark.parametrize(
+    ("spec", "task_options", "told"),
+    [
+        ("fedavg", {}, [[2, 5, 2]]),
+        ("fedavg", {"personal": "0.*"}, [[1, 1, 2]]),
+        ("adafedadam", {}, [[1, 1, 2]]),  # a first loss tells when a client took part first
+    ],
+)
+def test_drawing_does_not_count_where_clients_remember_that_they_took_part(
+    ragged: Federation, spec: str, task_options: dict[str, Any], told: list[list[int]]
+) -> None:
+    pytest.importorskip("dp_accounting")
+    exchange = Exchange(task_of(ragged, **task_options), spec, privacy=privacy(noise=10.0), bounds=None)
+    for _ in range(2):
+        exchange.server.begin((2, 5))
+        exchange.round([1, 2])
+    assert exchange.server.accountant is not None
+    assert exchange.server.accountant.record() == told
+
+
 def test_rounds_add_up_and_a_resumed_training_goes_on_counting(tmp_path: Any) -> None:
     pytest.importorskip("dp_accounting")
     own = privacy(noise=10.0)
-    straight, broken = server("adafedadam", own), server("adafedadam", own)
+    straight, broken = server("fedavg", own), server("fedavg", own)
     told = []
     for drawn in [(3, 10), (3, 10), None, (4, 4)]:
-        fresh = server("adafedadam", own)
+        fresh = server("fedavg", own)
         found, refused = load_checkpoint(tmp_path, "me")
         assert refused == []
         if found is not None:
@@ -361,6 +382,19 @@ def test_bounds_that_compare_clients_are_refused() -> None:
 def test_secret_sums_are_refused() -> None:
     with pytest.raises(InputError, match="clips each client"):
         server("fedavg", sends="sums").take_sum(torch.zeros(8), {"size": 1.0}, 1)
+
+
+def test_shared_statistics_of_batch_norm_are_refused() -> None:
+    """They would be sent beside the sum that is clipped and noised."""
+    federation = make_federation([12, 21, 45])
+    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, CLASSES), torch.nn.BatchNorm1d(CLASSES)).double()
+    for batch_norm in ("local", "shared"):
+        task = Task(lambda: model, federation, solver=SOLVER, batch_norm=batch_norm)
+        if batch_norm == "local":
+            assert Exchange(task, "fedavg", privacy=ONLY_CLIPS, bounds=None).round().used == 3
+            continue
+        with pytest.raises(InputError, match='batch_norm="local"'):
+            Exchange(task, "fedavg", privacy=ONLY_CLIPS, bounds=None)
 
 
 def test_sums_below_zero_are_refused_by_name() -> None:

@@ -13,6 +13,8 @@ from fairwind.contract import AnyAlgorithm
 from fairwind.data.samples import cast
 from fairwind.engine.evaluation import EvaluatedModel, views_of
 from fairwind.engine.executor import Run
+from fairwind.engine.losses.loss import cross_entropy
+from fairwind.engine.losses.pytorch import as_module
 from fairwind.engine.plain import PlainModel
 from fairwind.exchange.bounds import FEWEST, UNBOUNDED, Bounds
 from fairwind.exchange.message import RefusedError, Tag
@@ -23,6 +25,7 @@ from fairwind.scores import Score, as_scores
 from fairwind.task import Task
 
 ROUNDING = 1e-4  # by which a score may be beyond its limits
+NOT_NEGATIVE = nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss
 LIMIT = 200_000  # scores that are kept of earlier rounds; beyond, every second round is dropped, and so on
 
 
@@ -58,25 +61,35 @@ def scores_of(task: Task, module: nn.Module) -> tuple[Score, ...]:
     return PlainModel.fitted(module, federation, task.loss, sharing=task.sharing).judges
 
 
-def check_judged(judged: Judged, scores: Sequence[Score]) -> Judged:
-    """Refuses impossible values."""
+def lowest_loss(task: Task) -> float:
+    """The least loss that a client may have: zero of the usual ones; others may be negative."""
+    module = as_module(task.loss)
+    weight = getattr(module, "weight", None)
+    usual = task.loss is cross_entropy or type(module) in NOT_NEGATIVE
+    return 0.0 if usual and (weight is None or bool((weight >= 0).all())) else -math.inf
+
+
+def check_judged(judged: Judged, scores: Sequence[Score], lowest: float = -math.inf) -> Judged:
+    """The same with these scores alone; impossible values are refused, such as losses below the `lowest`."""
     for size in (judged.size, judged.train_size):
-        if not 0 <= size < 2**53:
+        if not 0 <= size < 2**53 or size != int(size):
             raise RefusedError(f"it tells of {size:.3g} samples")
+    if judged.size and judged.loss < lowest - ROUNDING:
+        raise RefusedError(f"its loss is {judged.loss:.3g}, which is negative")
     for score in scores:
         if score.name not in judged.scores:
             raise RefusedError(f"it does not tell its {score.name}")
         value = judged.scores[score.name]
-        low, high = score.limits
+        low, high = (lowest, math.inf) if score.is_loss else score.limits
         undefined = math.isnan(value) and score.kind != "accuracy"
         if judged.size and not (undefined or low - ROUNDING <= value <= high + ROUNDING):
             what = "no percentage" if score.kind == "accuracy" else f"not from {low:g} to {high:g}"
             raise RefusedError(f"its {score.name} is {value:.3g}, which is {what}")
         if judged.size and score.kind == "accuracy" and math.isnan(judged.loss):
             raise RefusedError("its loss is NaN")
-    if judged.further is not None:
-        check_judged(judged.further, scores)
-    return judged
+    further = None if judged.further is None else check_judged(judged.further, scores, lowest)
+    known = {score.name: judged.scores[score.name] for score in scores}
+    return Judged(int(judged.size), int(judged.train_size), judged.loss, known, further, judged.tag)
 
 
 def within_bounds(
@@ -85,15 +98,17 @@ def within_bounds(
     """Evaluations, cut to what a single client may claim; and what was cut, by client, in words.
 
     Sizes, which weigh, are bounded as in training: by the median of the others, and by a share of all. A
-    loss, and a score where lower is better, is at most so many times the median of the others.
+    loss, and a score where lower is better, is at most so many times the median of the others, and as much
+    below zero: some losses are negative.
     """
     found, notes = dict(judged), dict[str, list[str]]()
 
     def cut(what: str, values: dict[str, float], tops: dict[str, float], change: Change) -> None:
         for client, top in tops.items():
-            if values[client] > top:
+            if abs(value := values[client]) > top:
+                top = math.copysign(top, value)
                 found[client] = change(found[client], top)
-                notes.setdefault(client, []).append(f"{what} of {values[client]:.3g} taken as {top:.3g}")
+                notes.setdefault(client, []).append(f"{what} of {value:.3g} taken as {top:.3g}")
 
     sizes = {client: float(told.size) for client, told in judged.items()}
     cut("a number of test samples", sizes, _size_limits(sizes, bounds), _with_size)
@@ -134,8 +149,8 @@ def _size_limits(sizes: Mapping[str, float], bounds: Bounds) -> dict[str, float]
 
 
 def _times_median(values: Mapping[str, float], factor: float) -> dict[str, float]:
-    """For each of enough clients, the factor times the median of the others, where that is positive."""
-    known = {client: value for client, value in values.items() if not math.isnan(value)}
+    """For each of enough clients, the factor times the median of the others, where that is not zero."""
+    known = {client: abs(value) for client, value in values.items() if not math.isnan(value)}
     if len(known) <= FEWEST or math.isinf(factor):
         return {}
     ascending, others = sorted(known, key=known.__getitem__), len(known) - 1
@@ -159,8 +174,13 @@ class Evaluations:
         algorithm: AnyAlgorithm | None = None,
         *,
         bounds: Bounds = UNBOUNDED,
+        lowest: float = -math.inf,
     ):
-        """An algorithm with a further model to evaluate has a second line in the history, by its label."""
+        """An algorithm with a further model to evaluate has a second line in the history, by its label.
+
+        `lowest` is the least loss that a client may have.
+        """
+        self.lowest = lowest
         self.scores, self.label, self.seed = tuple(scores), label, seed
         self.notes: dict[str, list[str]] = {}  # by client: what was cut in the last evaluation
         self.views = [EvaluatedModel(label, seed, 0)]
@@ -174,6 +194,10 @@ class Evaluations:
         self.said: list[dict[str, float]] = []  # by evaluated round: clients' main scores
         self.last: dict[str, Judged] = {}  # in the last evaluation
         self.history: list[HistoryLine] = []
+
+    def checked(self, judged: Judged) -> Judged:
+        """A client's evaluation without what nobody asked for; impossible values are refused."""
+        return check_judged(judged, self.scores, self.lowest)
 
     def keep_within(self, bounds: Bounds) -> None:
         """Takes these bounds on what a single client may claim from now on."""
@@ -198,6 +222,10 @@ class Evaluations:
     @property
     def _nothing(self) -> Judged:
         return Judged(0, 0, math.nan, {score.name: math.nan for score in self.scores})
+
+    def are_of(self, round: int) -> bool:
+        """Whether the last evaluation is of the model after so many rounds."""
+        return self.rounds[-1:] == [round]
 
     @property
     def newest(self) -> list[HistoryLine]:

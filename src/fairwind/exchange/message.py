@@ -24,7 +24,7 @@ from fairwind.contract import (
 )
 from fairwind.engine.layout import Division, Layout
 from fairwind.engine.loop.learner import norm
-from fairwind.errors import InputError, shown
+from fairwind.errors import InputError, printable, shown
 
 Sends = Literal["report", "sums"]
 Phase = Literal["gradient", "scales", "train", "evaluate"]  # scales: before a first secure sum
@@ -49,7 +49,15 @@ NAMED = 4  # of names that are wrong, at most
 
 
 class RefusedError(ValueError):
-    """A reply cannot be used; the message says why, in one line."""
+    """A reply cannot be used; the message says why, in one short line, whatever a client wrote into it."""
+
+    def __init__(self, why: str):
+        super().__init__(printable(why, 200, 60))
+
+
+def told_of(error: Exception) -> str:
+    """What a client tells of an error: why it refuses; else the type alone, because texts may quote data."""
+    return str(error) if isinstance(error, RefusedError) else type(error).__name__
 
 
 class Tag(NamedTuple):
@@ -260,7 +268,9 @@ def vector_of(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
     return form.vector({name: arrays[name] for name in form.names if name in arrays})[0]
 
 
-def check_statistics(division: Division, sends: Sends, codec: str | None = None) -> None:
+def check_statistics(
+    division: Division, sends: Sends, codec: str | None = None, *, private: bool = False
+) -> None:
     """Refuses statistics of batch norm that a real federation cannot average."""
     if division.recomputes:
         raise InputError(
@@ -269,6 +279,11 @@ def check_statistics(division: Division, sends: Sends, codec: str | None = None)
         )
     if division.averaged_part.names and codec is not None:
         raise InputError('batch_norm="shared" sends statistics, which no codec is for: leave out codec')
+    if division.averaged_part.names and private:
+        raise InputError(
+            'batch_norm="shared" sends statistics, which privacy neither clips nor adds noise to: take '
+            'batch_norm="local", "frozen" or "group"'
+        )
     if division.averaged_part.names and sends == "sums":
         raise InputError(
             'batch_norm="shared" averages statistics beside the one sum: take "local" or sends="report"'
@@ -325,7 +340,7 @@ def from_report(report: Report, form: Form) -> dict[str, float]:
 
 def read_tag(training: Any, round: Any, phase: Any) -> Tag:
     """The tag that a message carries."""
-    whole = isinstance(round, int) and not isinstance(round, bool)
+    whole = isinstance(round, int) and not isinstance(round, bool) and abs(round) < 2**53
     if not isinstance(training, str) or not whole or phase not in get_args(Phase):
         raise RefusedError("it does not say which request it answers")
     return Tag(training, round, phase)

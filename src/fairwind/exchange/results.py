@@ -129,12 +129,17 @@ class FederatedRun:
         return json.dumps(self.owner, sort_keys=True)
 
     def export(self, module: nn.Module, *, engine: str) -> bool:
-        """Writes results and models; the models alone, and returns False, if no client was evaluated."""
-        if self.evaluations.last:
+        """Writes results and models; the models alone, and returns False, if no client was ever evaluated.
+
+        The final metrics are those of the models, or missing if nobody has evaluated these.
+        """
+        if evaluated := bool(self.evaluations.last):
+            if not self.evaluations.are_of(self.aggregator.round):
+                self.evaluations.add(self.aggregator.round, {}, self.aggregator.counts())
             self.finish(module, engine=engine)
         elif trained := self._trained(module):
             write_atomic(self.path / MODELS, save(trained))
-        return bool(self.evaluations.last)
+        return evaluated
 
     def finish(self, module: nn.Module, *, engine: str) -> ResultsFile:
         """Results, scores of clients and the trained module, in the form of a comparison's."""

@@ -74,6 +74,7 @@ from fairwind.exchange.releases import Release, Releases
 from fairwind.robust.defence import defended
 
 MANY = 10  # clients that are capped in a round: then they are counted in its log, not named
+BATCHES = 2.0**-30  # of a number of batches beside other statistics, so that it has no part in their lengths
 
 
 @dataclass
@@ -176,9 +177,11 @@ class Aggregator:
         self.releases = Releases()
         self.statistics_layout = layout.part(slice(0, 0))
         if division is not None:
-            check_statistics(division, sends, codec)
+            check_statistics(division, sends, codec, private=privacy is not None)
             self.statistics_layout = division.averaged_part
         self.statistics = torch.empty(0) if statistics is None else statistics.detach().cpu().clone()
+        self.counters = counters(self.statistics_layout)
+        self.units = torch.where(self.counters, BATCHES, 1.0)
         self.keeps = keeps(algorithm) or (division is not None and bool(division.kept))
         if codec is not None and privacy is not None:  # what was left out tells who took part before
             raise InputError("privacy is for clients that keep nothing between rounds: leave out codec")
@@ -216,20 +219,16 @@ class Aggregator:
         """Forgets what has arrived of the round that is under way.
 
         `drawn` is how many clients take part, and of how many. Only privacy asks for it; leave it out where
-        they were not drawn evenly, or anybody may know who was.
+        they were not drawn evenly, or anybody may know who was. Where clients `remember`, it does not count.
         """
-        self.current, self.drawn = Round(self.round), drawn
-        shape = len(self.x), 1 if self.sums is None else len(self.sums._fields)
-        self.sum: CappedSum | PrivateSum | DefendedSum
-        if self.privacy:
-            self.sum = PrivateSum(*shape, self.privacy)
-        elif self.defence:
-            self.sum = DefendedSum(*shape, self.bounds.limits, self.defence, self.last_mean)
-        else:
-            self.sum = CappedSum(*shape, self.bounds.limits)
+        self.current, self.drawn = Round(self.round), None if self.remembers else drawn
+        sums = 1 if self.sums is None else len(self.sums._fields)
+        self.sum = (
+            PrivateSum(len(self.x), sums, self.privacy) if self.privacy else self._sum(sums, self.last_mean)
+        )
+        self.statistics_sum = self._sum(1, torch.zeros(len(self.statistics), dtype=torch.float64))
         self.phase: Phase = "gradient" if corrects(self.algorithm) else "train"
         self.second = CappedSum(len(self.x), 1, self.bounds.limits)
-        self.statistics_sum = CappedSum(len(self.statistics), 1, self.bounds.limits)
         self.gradient: Capped | None = None  # the clients' gradients, where they correct steps
         self.measured: set[str] = set()  # clients that count in it
         self.held: HeldReplies | None = None
@@ -240,6 +239,20 @@ class Aggregator:
         self.reported: dict[str, Report] = {}
         self.new_first_losses: dict[str, float] = {}
         self.new_first = 0.0, 0.0
+
+    def _sum(self, sums: int, last: Tensor) -> CappedSum | DefendedSum:
+        """A sum in which every client is limited; `last` (·,) is as in `DefendedSum`."""
+        if self.defence:
+            return DefendedSum(len(last), sums, self.bounds.limits, self.defence, last)
+        return CappedSum(len(last), sums, self.bounds.limits)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether clients have anything from earlier rounds, which tells that they took part in these.
+
+        Then no round's sampling is a secret of its own, and privacy assumes none.
+        """
+        return self.keeps or self.algorithm.probe != "none"  # the first loss, too
 
     def requests(
         self, clients: Iterable[str], phase: Phase | None = None, *, judging: bool = False
@@ -337,7 +350,8 @@ class Aggregator:
         return ""
 
     def refuse(self, client: str, why: str) -> str:
-        """Records that a client's reply is refused; returns the reason."""
+        """Records that a client's reply is refused; returns the reason, as it is shown."""
+        why = str(RefusedError(why))
         self.current.refused.setdefault(client, why)
         return why
 
@@ -378,16 +392,16 @@ class Aggregator:
             if "loss0" in numbers and client in self.first_losses:  # it is held to what it said first
                 said = said._replace(loss0=said.loss0.new_tensor(self.first_losses[client]))
             believed, notes = self.seen.bounded(client, said, self.bounds)
-            added = None
+            added = None  # all terms are made before any is added, because each may be refused
             if second is not None:
                 memory = isinstance(self.algorithm, MemoryAlgorithm)
                 added = _second_term(client, 1.0 if memory else float(believed.size), *second)
+            beside = _second_term(client, float(believed.size), statistics, float(statistics.norm()))
             self._weigh(client, believed, vector, length)
             if added is not None:
                 self.second.add(added)
             if len(self.statistics):
-                norm = float(statistics.norm())
-                self.statistics_sum.add(_second_term(client, float(believed.size), statistics, norm))
+                self.statistics_sum.add(beside)
             if notes:
                 self.current.bounded[client] = notes
             self.reported[client] = said
@@ -401,14 +415,14 @@ class Aggregator:
             self.new_first = summed + numbers[FIRST[0]], count + numbers[FIRST[1]]
 
     def _read_statistics(self, arrays: Arrays) -> Tensor:
-        """The averaged statistics in a reply."""
-        found = (
-            vector_of(self.statistics_layout, arrays).double() if len(self.statistics) else self.statistics
-        )
+        """By how much the averaged statistics in a reply differ from those that were sent."""
+        if not len(self.statistics):
+            return self.statistics
+        found = vector_of(self.statistics_layout, arrays).double()
         for name, part in self.statistics_layout.unflatten(found).items():
             if name.endswith("running_var") and (part < 0).any():
                 raise RefusedError(f"{name!r} is negative")
-        return found
+        return (found - self.statistics) * self.units
 
     def _weigh(self, client: str, report: Report, update: Tensor, length: float) -> None:
         """Adds a client's contribution, computed from its report within the bounds; or holds its update."""
@@ -485,9 +499,7 @@ class Aggregator:
             done.moved, done.blame = moved, "" if moved else f"the step is not finite{who}"
         if len(self.statistics) and (found := self.statistics_sum.finish()).clients:
             self._note_caps(found, "statistics' weight", "statistics")
-            weight = torch.tensor(found.sums[0], dtype=torch.float64)
-            mean = mean_statistics(found.total, weight, counters(self.statistics_layout))
-            self.statistics = mean.to(self.statistics.dtype)
+            self._move_statistics(found)
         for client, report in self.reported.items():
             self.seen.note(client, report)
         self.first_losses = self.new_first_losses | self.first_losses
@@ -502,6 +514,17 @@ class Aggregator:
         self.stalled_in_a_row = 0
         self.begin()
         return done
+
+    def _move_statistics(self, found: Capped) -> None:
+        """Adds the mean of what clients' statistics differ by from the server's, unless it is not finite."""
+        weight = torch.tensor(found.sums[0], dtype=torch.float64)
+        mean = (weight * self.statistics.double() + found.total / self.units) / weight
+        mean = mean_statistics(mean, torch.ones_like(weight), self.counters).to(self.statistics.dtype)
+        for name, part in self.statistics_layout.unflatten(mean).items():
+            if name.endswith("running_var"):
+                part.clamp_(min=0)  # where rounding made it smaller
+        if torch.isfinite(mean).all():
+            self.statistics = mean
 
     def _stall(self) -> Round:
         """Ends a round in which too few replied, as if it had not been."""
@@ -633,7 +656,8 @@ class Aggregator:
         """Counts releases in a folder's files from now on, and those in them; returns what to say of it."""
         lines = self.releases.keep_in(folder)
         if self.privacy:
-            counted = [(*(made.drawn or ALL), 1) for made in self.releases.made]
+            secret = (None if self.remembers else made.drawn for made in self.releases.made)
+            counted = [(*(drawn or ALL), 1) for drawn in secret]
             self.accountant = Accountant(self.privacy, counted)
         return lines
 

@@ -1,11 +1,14 @@
 """A Flower client app that trains a task's client as the simulator does."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.constant import ErrorCode
 
 from fairwind import algorithms
 from fairwind.contract import AnyAlgorithm
@@ -13,6 +16,7 @@ from fairwind.engine.settings import Settings
 from fairwind.errors import InputError
 from fairwind.exchange.client import LocalClient
 from fairwind.exchange.kept import Kept, kept_file, load_kept, save_kept
+from fairwind.exchange.message import told_of
 from fairwind.flower.records import (
     JUDGED,
     asks_to_judge,
@@ -25,6 +29,7 @@ from fairwind.flower.records import (
 )
 from fairwind.task import Task
 
+LOG = logging.getLogger("flwr")
 KEPT = 16  # clients that a process has ready, where it is several nodes
 # Of a node's config: which of the clients it is, and the folder of what it keeps
 PARTITION, FOLDER = "partition-id", "state"
@@ -114,7 +119,7 @@ def local_clients(
 
 def evaluating(client_of: ClientOf, mods: Sequence[Any] = ()) -> ClientApp:
     """An app that evaluates, and does not train yet."""
-    app = ClientApp(mods=list(mods))
+    app = ClientApp(mods=[discreet, *mods])
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -123,6 +128,15 @@ def evaluating(client_of: ClientOf, mods: Sequence[Any] = ()) -> ClientApp:
         return Message(judged_content(judged), reply_to=message)
 
     return app
+
+
+def discreet(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A mod that leaves an error's text in the node's own log: Flower would send it, with what it quotes."""
+    try:
+        return call_next(message, context)
+    except Exception as error:  # whatever a user's model or data raise
+        LOG.exception("%s failed", message.metadata.message_type)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told_of(error)), reply_to=message)
 
 
 def recalled(context: Context) -> Kept:

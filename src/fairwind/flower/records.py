@@ -1,9 +1,10 @@
 """Replies as Flower's records, and back."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
 from fairwind.errors import first_line
 from fairwind.exchange.evaluation import Judged
@@ -24,6 +25,7 @@ ARRAYS, METRICS, CONFIG, SECOND, JUDGED = "arrays", "metrics", "config", "second
 KEPT = "fairwind"  # what those of a node's state begin with,
 CODED = f"{KEPT}-coded"  # and of these what a codec left out
 SIZES = ("num-examples", "train-examples")
+SCORE = "score-"  # what scores begin with, which may have any names; those of apps of one's own do not
 FURTHER = "further-"  # what a further model's numbers begin with
 
 
@@ -137,11 +139,14 @@ def config_of(content: RecordDict) -> Mapping[str, Any]:
 
 def judged_content(judged: Judged, name: str = METRICS) -> RecordDict:
     """A client's evaluation, as the content of a message."""
-    sizes = dict(zip(SIZES, judged[:2], strict=True))
-    said: dict[str, Any] = {**sizes, "loss": judged.loss, **judged.scores}
-    if (further := judged.further) is not None:
-        said |= {f"{FURTHER}{name}": v for name, v in {"loss": further.loss, **further.scores}.items()}
+    said: dict[str, Any] = {**dict(zip(SIZES, judged[:2], strict=True)), **_said(judged)}
+    if judged.further is not None:
+        said |= {f"{FURTHER}{name}": value for name, value in _said(judged.further).items()}
     return RecordDict({name: MetricRecord(said), **_tagged(judged.tag)})
+
+
+def _said(judged: Judged) -> dict[str, float]:
+    return {"loss": judged.loss} | {f"{SCORE}{name}": value for name, value in judged.scores.items()}
 
 
 def judged_of(content: RecordDict, name: str = METRICS, *, tagged: bool = True) -> Judged:
@@ -161,8 +166,16 @@ def judged_of(content: RecordDict, name: str = METRICS, *, tagged: bool = True) 
 
 
 def _scored(sizes: tuple[int, int], said: dict[str, Any]) -> Judged:
-    loss = float(said.pop("loss", float("nan")))
-    return Judged(*sizes, loss, {name: float(v) for name, v in said.items()})
+    numbers = {name: float(value) for name, value in said.items()}
+    scores = {name.removeprefix(SCORE): value for name, value in numbers.items() if name.startswith(SCORE)}
+    return Judged(*sizes, numbers.get("loss", float("nan")), numbers | scores)
+
+
+def failure(error: Error) -> str:
+    """Why a node failed; of an exception, which Flower sends with its text, the type alone."""
+    reason = error.reason or f"error {error.code}"
+    raised = re.match(r"<class '([^']+)'>:<", reason)
+    return f"it failed: {raised[1] if raised else reason}"
 
 
 def _one(content: RecordDict, name: str, kind: type) -> Any:

@@ -14,24 +14,34 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
-from flwr.common import Code, FitIns, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
+from flwr.common import (
+    Code,
+    FitIns,
+    FitRes,
+    Status,
+    bytes_to_ndarray,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.server.compat.legacy_context import LegacyContext
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
 from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.serverapp import Grid
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_key_pairs
 
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.settings import Model, Settings
-from fairwind.errors import InputError, first_line
+from fairwind.errors import InputError
 from fairwind.exchange.bounds import UNBOUNDED, Bounds
 from fairwind.exchange.message import SHARED, WEIGHTS, Phase, RefusedError, Request
 from fairwind.exchange.releases import Release, What
-from fairwind.exchange.secure import Vector, first_scales, next_scales, pack, pack_powers, unpack
+from fairwind.exchange.secure import POWERS, Vector, first_scales, next_scales, pack, pack_powers, unpack
 from fairwind.flower.client import ClientOf, evaluating, keep, local_clients, recalled
 from fairwind.flower.nodes import LOG
-from fairwind.flower.records import tag_of
+from fairwind.flower.records import failure, tag_of
 from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.task import Task
 
@@ -225,13 +235,16 @@ class _Attempt:
     # ---- what it takes for a grid ----
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """The replies that may be added up."""
+        """The replies that may be used."""
         waiting, used = {message.metadata.dst_node_id: message for message in messages}, []
-        for reply in self.grid.send_and_receive(list(waiting.values()), timeout=timeout):
-            node = reply.metadata.src_node_id
-            waiting.pop(node, None)
+        nodes = self.strategy.nodes
+        for reply in nodes.replies(self.grid, waiting.values(), self.timeout):
+            node = nodes.sender(reply)
+            asked = waiting.pop(node, None)
+            if asked is None:
+                continue
             try:
-                self._check(reply)
+                self._check(node, asked.content.config_records[RECORD_KEY_CONFIGS], reply)
                 used.append(reply)
             except RefusedError as error:
                 self.failed.setdefault(node, str(error))
@@ -239,13 +252,42 @@ class _Attempt:
             self.failed.setdefault(node, "it did not reply in time")
         return used
 
-    def _check(self, reply: Message) -> None:
-        """Refuses a reply that failed, and a vector of another round, which would spoil the sum."""
+    def _check(self, node: int, asked: Mapping[str, Any], reply: Message) -> None:
+        """Refuses a reply that failed or would let others fail, and a vector of another round."""
         if reply.has_error():
-            raise RefusedError(f"it failed: {first_line(Exception(reply.error.reason))}")
-        if Key.MASKED_PARAMETERS in reply.content.config_records.get(RECORD_KEY_CONFIGS, {}):
-            said: Mapping[str, Any] = compat.recorddict_to_fitres(reply.content, keep_input=True).metrics
+            raise RefusedError(failure(reply.error))
+        if reply.metadata.src_node_id != node:
+            raise RefusedError("it replies for another node")
+        said: Mapping[str, Any] = {}
+        try:
+            fits = self._fits(node, asked, reply.content.config_records[RECORD_KEY_CONFIGS])
+            if asked[Key.STAGE] == Stage.COLLECT_MASKED_VECTORS:
+                said = compat.recorddict_to_fitres(reply.content, keep_input=True).metrics
+        except Exception:  # whatever is raised by what was made to break its reader
+            fits = False
+        if not fits:
+            raise RefusedError(f"its reply cannot be used, in the stage {asked[Key.STAGE]!r} of SecAgg+")
+        if asked[Key.STAGE] == Stage.COLLECT_MASKED_VECTORS:
             tag_of(said).check(self.aggregator.tag(self.phase))
+
+    def _fits(self, node: int, asked: Mapping[str, Any], said: Mapping[str, Any]) -> bool:
+        """Whether a reply has all that its stage asks for."""
+        stage = asked[Key.STAGE]
+        if stage == Stage.SETUP:
+            keys, (own, _) = [said[Key.PUBLIC_KEY_1], said[Key.PUBLIC_KEY_2]], generate_key_pairs()
+            return keys[0] != keys[1] and all(generate_shared_key(own, bytes_to_public_key(k)) for k in keys)
+        if stage == Stage.SHARE_KEYS:
+            others = [int(name) for name in asked if name not in (Key.STAGE, str(node))]
+            return _are_for(others, said[Key.DESTINATION_LIST], said[Key.CIPHERTEXT_LIST])
+        if stage == Stage.UNMASK:
+            wanted = [*asked[Key.ACTIVE_NODE_ID_LIST], *asked[Key.DEAD_NODE_ID_LIST]]
+            return _are_for(wanted, said[Key.NODE_ID_LIST], said[Key.SHARE_LIST])
+        numbers = len(self.aggregator.form.numbers)
+        length = POWERS * (1 + numbers)
+        if self.phase == "train":
+            length = self.aggregator.layout.parameters + 2 * numbers + 2
+        arrays = [bytes_to_ndarray(each) for each in said[Key.MASKED_PARAMETERS]]
+        return [(a.dtype.kind, a.shape) for a in arrays] == [("i", (1,)), ("i", (length,))]
 
 
 class _Workflow(SecAggPlusWorkflow):
@@ -258,7 +300,29 @@ class _Workflow(SecAggPlusWorkflow):
 
     def unmask_stage(self, grid: Grid, context: LegacyContext, state: Any) -> bool:
         """The last stage. Until then the server has masked vectors alone, of these nodes."""
-        return self.attempt.may_unmask(state.active_node_ids) and super().unmask_stage(grid, context, state)
+        if not self.attempt.may_unmask(state.active_node_ids):
+            return False
+        try:
+            return bool(super().unmask_stage(grid, context, state))
+        except Exception as error:  # whatever Flower makes of parts of keys that do not fit together
+            LOG.warning("nothing is unmasked, with what nodes sent of keys: %s", type(error).__name__)
+            return False
+
+    def _check_threshold(self, state: Any) -> bool:
+        """Whether enough nodes are left. Who fails before any has masked its vector has no part in the masks.
+
+        Without this, Flower asks for parts of such a node's key, which nobody has.
+        """
+        if not state.legacy_results:
+            there = state.active_node_ids
+            state.sampled_node_ids = set(there)
+            state.nid_to_neighbours = {node: state.nid_to_neighbours[node] & there for node in there}
+        return bool(state.sampled_node_ids) and super()._check_threshold(state)
+
+
+def _are_for(wanted: list[int], nodes: list[int], parts: list[bytes]) -> bool:
+    """Whether there is a part of a key for each node, once."""
+    return sorted(nodes) == sorted(wanted) and [type(part) for part in parts] == [bytes] * len(wanted)
 
 
 class _Node(NamedTuple):

@@ -16,9 +16,9 @@ from fairwind.engine.checks import build
 from fairwind.engine.layout import ALL_SHARED, Division
 from fairwind.engine.settings import ClientSelection, Model
 from fairwind.engine.workers import keep_memory
-from fairwind.errors import InputError, first_line, python_numbers, whole
+from fairwind.errors import InputError, python_numbers, whole
 from fairwind.exchange.bounds import Bounds, within
-from fairwind.exchange.evaluation import Evaluations, Judged, check_judged, scores_of
+from fairwind.exchange.evaluation import Evaluations, Judged, lowest_loss, scores_of
 from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Reply, Sends
 from fairwind.exchange.monitoring import check_file, write_metrics
 from fairwind.exchange.privacy import Privacy
@@ -30,6 +30,7 @@ from fairwind.flower.records import (
     CONFIG,
     JUDGED,
     METRICS,
+    failure,
     from_content,
     judged_of,
     to_arrays,
@@ -112,7 +113,9 @@ class AlgorithmStrategy(Strategy):
         about |= {"division": division, "statistics": division.averaged_part.flatten(self.module)}
         self.aggregator = Aggregator(self.algorithm, self.layout, x, clients=clients, **about)
         label = self.algorithm.name or "own"
-        self.evaluations = Evaluations(scores, label, seed, self.algorithm, bounds=bounds or Bounds())
+        claims: Any = {"bounds": bounds or Bounds()}
+        claims |= {"lowest": lowest_loss(model)} if isinstance(model, Task) else {}
+        self.evaluations = Evaluations(scores, label, seed, self.algorithm, **claims)
         spare, secret = python_numbers(over_selection), privacy is not None
         self.nodes = Nodes(seed, clients_per_round, min_nodes, secret=secret, spare=spare)
         if selection not in get_args(ClientSelection):
@@ -212,8 +215,7 @@ class AlgorithmStrategy(Strategy):
                 continue
             waiting.remove(node)
             if message.has_error():
-                reason = message.error.reason or f"error {message.error.code}"
-                self.aggregator.refuse(str(node), f"it failed: {first_line(Exception(reason))}")
+                self.aggregator.refuse(str(node), failure(message.error))
                 continue
             try:
                 reply = self._read(node, message.content)
@@ -233,10 +235,8 @@ class AlgorithmStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The model to every node, in rounds that are evaluated."""
+        """The model to every node that evaluates it."""
         self.judged = {}
-        if server_round % self.eval_every:
-            return []
         nodes = sorted(grid.get_node_ids())
         if self.evaluate_share < 1:
             count = max(1, round(self.evaluate_share * len(nodes)))
@@ -252,22 +252,21 @@ class AlgorithmStrategy(Strategy):
     def _judges(self, server_round: int) -> bool:
         """Whether the nodes of a round evaluate the model that they receive, which is the last round's."""
         due = not (server_round - 1) % self.eval_every
-        done = (server_round - 1) in self.evaluations.rounds[-1:]
-        return self.evaluate_in_training and due and not done
+        return self.evaluate_in_training and due and not self.evaluations.are_of(server_round - 1)
 
     def _note_judged(self, server_round: int, message: Message, name: str = METRICS) -> None:
         """Notes the evaluation in a reply, or logs why it is refused."""
         node = self.nodes.sender(message)
         try:
             if message.has_error():
-                raise RefusedError(f"it failed: {first_line(Exception(message.error.reason))}")
+                raise RefusedError(failure(message.error))
             if name == METRICS:
                 told = self._read_judged(message.content)
             else:  # the reply beside which it is has the tag
                 told = judged_of(message.content, name, tagged=False)
             if told.tag is not None:
                 told.tag.check(self.aggregator.tag("evaluate"))
-            self.judged[str(node)] = check_judged(told, self.evaluations.scores)
+            self.judged[str(node)] = self.evaluations.checked(told)
         except RefusedError as error:
             LOG.warning("round %d: node %d is not evaluated: %s", server_round, node, error)
 
@@ -315,19 +314,25 @@ class AlgorithmStrategy(Strategy):
 
             def evaluate() -> None:
                 number, arrays = self.aggregator.round, result.arrays
-                asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
-                self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
+                if self._is_due(num_rounds):
+                    asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
+                    self.aggregate_evaluate(number, self.nodes.replies(grid, asked, timeout))
                 if evaluate_fn is not None and (central := evaluate_fn(number, arrays)) is not None:
                     result.evaluate_metrics_serverapp[number] = central
 
-            evaluated = self.evaluations.rounds[-1] if self.evaluations.rounds else -1
-            released = bool(self.aggregator.releases.made)
-            unseen = evaluated < 0 or (released and evaluated < self.aggregator.round)
-            if unseen and not self.evaluate_in_training:
+            ended = self.aggregator.round >= num_rounds  # and killed before its evaluation, perhaps
+            if self._is_due(num_rounds) and (ended or not self.evaluate_in_training):
                 self.nodes.wait(grid)
                 evaluate()
+                if ended:
+                    self._save()
+                    self._monitor()
             while self.aggregator.round < num_rounds and not self.aggregator.stopped:
                 self._round(num_rounds, train_config, grid, timeout, result, evaluate)
+            if self.aggregator.stopped and self._is_due(num_rounds):
+                evaluate()
+                self._save()
+                self._monitor()
             self.tracking.finish(self._report())
         finally:
             self.tracking.close()
@@ -337,6 +342,12 @@ class AlgorithmStrategy(Strategy):
             where = f"; the model after {self.aggregator.round} rounds is in {self.out}" if self.out else ""
             raise StalledError(why + where)
         return result
+
+    def _is_due(self, num_rounds: int) -> bool:
+        """Whether the model is to be evaluated now: every so many rounds, and where training ends."""
+        number = self.aggregator.round
+        every = not number % self.eval_every or number >= num_rounds or bool(self.aggregator.stopped)
+        return every and not self.evaluations.are_of(number)
 
     def _round(
         self,

@@ -14,6 +14,7 @@ from fairwind import algorithms, setups
 from fairwind.errors import first_line
 from fairwind.exchange.client import LocalClient
 from fairwind.exchange.kept import Kept, kept_file, load_kept, save_kept
+from fairwind.exchange.message import told_of
 from fairwind.nvflare.models import SAID, as_model, failed, request_of
 from fairwind.runs.recipe import build_algorithm
 from fairwind.runs.references import is_reference, load_task
@@ -57,7 +58,7 @@ class AlgorithmExecutor(Executor):
                 answer = as_model(reply)
         except Exception as error:  # whatever a user's model or data raise
             self.log_exception(fl_ctx, f"{task_name} failed: {first_line(error)}")
-            answer = failed(first_line(error))
+            answer = failed(told_of(error))
         return FLModelUtils.to_shareable(answer)
 
     def _client(self, said: Mapping[str, Any]) -> LocalClient:

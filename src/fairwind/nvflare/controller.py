@@ -14,7 +14,7 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 from fairwind.data.counter import PARTICIPATE, draw, fold, mix
 from fairwind.errors import python_numbers, whole
 from fairwind.exchange.bounds import Bounds
-from fairwind.exchange.evaluation import Evaluations, check_judged, scores_of
+from fairwind.exchange.evaluation import Evaluations, lowest_loss, scores_of
 from fairwind.exchange.message import RefusedError, Sends
 from fairwind.exchange.monitoring import check_file, write_metrics
 from fairwind.exchange.privacy import Privacy
@@ -94,9 +94,8 @@ class AlgorithmController(FedAvg):
         )
         scores = scores_of(task, self.aggregator.module)
         label = self.aggregator.label or "own"
-        self.evaluations = Evaluations(
-            scores, label, self.seed, self.aggregator.algorithm, bounds=bounds or Bounds()
-        )
+        claims: Any = {"bounds": bounds or Bounds(), "lowest": lowest_loss(task)}
+        self.evaluations = Evaluations(scores, label, self.seed, self.aggregator.algorithm, **claims)
         trained = self.aggregator.server, self.evaluations
         owner = owner_of(*trained, task=task.name, clients_per_round=self.clients_per_round)
         self.kept = None if self.out is None else FederatedRun(Path(self.out), owner, *trained)
@@ -105,6 +104,9 @@ class AlgorithmController(FedAvg):
             for line in self.kept.restore() if self.kept else ():
                 self.info(line)
             self._train()
+            if not self.abort_signal.triggered and not self.evaluations.are_of(server.round):
+                self._evaluate()
+                self._save()
             if self.kept is not None and not self.abort_signal.triggered:
                 self._report(self.kept)
         finally:
@@ -138,6 +140,10 @@ class AlgorithmController(FedAvg):
             return
         if self.aggregator.server.round % self.eval_every == 0:
             self._evaluate()
+        self._save()
+
+    def _save(self) -> None:
+        """Writes a checkpoint, and the numbers for Prometheus."""
         if self.kept is not None:
             self.kept.save()
         if self.metrics is not None:
@@ -186,7 +192,7 @@ class AlgorithmController(FedAvg):
                 told = judged_of(reply)
                 if told.tag is not None:
                     told.tag.check(self.aggregator.server.tag("evaluate"))
-                judged[client] = check_judged(told, self.evaluations.scores)
+                judged[client] = self.evaluations.checked(told)
             except RefusedError as error:
                 self.warning(f"client {client} is not evaluated: {error}")
         if judged:

@@ -86,4 +86,6 @@ def judged_of(model: FLModel) -> Judged:
 
 def _judged(said: Any) -> Judged:
     scores = {str(name): float(value) for name, value in said["scores"].items()}
-    return Judged(int(said["size"]), int(said["train_size"]), float(said["loss"]), scores)
+    size: Any = float(said["size"])  # whether it is whole is checked with the rest
+    train_size: Any = float(said["train_size"])
+    return Judged(size, train_size, float(said["loss"]), scores)
