@@ -29,7 +29,7 @@ from fairwind.runs.results import final_metrics
 from fairwind.runs.schema import Baseline, GroupAverage, HistoryLine, Metrics, Plan, Results, RunRow
 from fairwind.runs.seals import check_whole, read_history, read_results, with_history
 from fairwind.serving.export import ONNX, check_format, write_model, write_state
-from fairwind.serving.model import outputs_of, read_inputs, samples_of, trained
+from fairwind.serving.model import COLUMNS, outputs_of, read_inputs, samples_of, trained
 from fairwind.task import Task
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Result:
             inputs = samples_of(federation, federation.names.index(name))
             client = name if self.personal and client is None else client
         else:
-            inputs = read_inputs(data, federation.inputs, self.columns or federation.columns)
+            inputs = read_inputs(data, federation.inputs, self._columns)
         model = self._made(client) if self.personal or client is not None else self._shared
         return outputs_of(model, inputs, federation.inputs, batch_size=batch_size, device=str(device))
 
@@ -140,7 +140,13 @@ class Result:
             whose = f"client={self.clients[0]!r}"
             raise InputError(f"{self.algorithm} has a model for each client: say whose, as in {whose}")
         k = None if client is None else self._index(client)
-        return trained(self._task, self.seed, self._weights(), k if self.personal else None)
+        made = trained(self._task, self.seed, self._weights(), k if self.personal else None)
+        setattr(made, COLUMNS, self._columns)
+        return made
+
+    @property
+    def _columns(self) -> ColumnNames:
+        return self.columns or self._task.federation.columns
 
     def _weights(self) -> dict[str, Tensor]:
         if not self.state_dict:

@@ -1,5 +1,6 @@
 """Columns with names are matched by their names, at every door where data comes in; or they are refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairwind import Federation, InputError, Task, compare, load, simulate
+from fairwind import Federation, InputError, Task, compare, evaluate, load, simulate
 from fairwind.algorithms import build
 from fairwind.comparison import Result
 from fairwind.exchange.client import LocalClient
@@ -162,6 +163,25 @@ def test_a_trained_model_predicts_by_name() -> None:
 def test_names_that_fit_no_columns_are_refused(columns: dict[str, list[str]]) -> None:
     with pytest.raises(InputError, match="give a name for each column"):
         Federation.from_owners(FIRST.to_numpy(), LABELS, [0] * 4, names=["a"], columns=columns)
+
+
+def test_other_federations_are_evaluated_by_name() -> None:
+    one, other, wrong = (
+        Federation.from_clients([{"train": (given, LABELS), "test": (given, LABELS)}])
+        for given in (FIRST, OTHER, frame("age", "height"))
+    )
+    model = trained(one).model
+    assert evaluate(model, other).loss == evaluate(model, one).loss
+    with pytest.raises(InputError, match="the inputs have other columns than those of training"):
+        evaluate(model, wrong)
+
+
+def test_a_graph_says_which_columns_it_takes(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    result = trained(Federation.from_clients([(FIRST, LABELS)]))
+    graph = onnx.load(result.save(tmp_path / "model.onnx"))
+    found = {each.key: each.value for each in graph.metadata_props}
+    assert json.loads(found["columns"]) == {"inputs": ["age", "weight"]}
 
 
 def test_the_columns_are_kept_with_the_results(tmp_path: Path) -> None:

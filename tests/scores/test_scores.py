@@ -131,18 +131,22 @@ def test_f1_is_the_mean_over_classes_of_labels_and_predictions_as_in_scikit_lear
     assert wanted == pytest.approx((2 / 3 + 1 + 0) / 3)
 
 
+def split(values: Tensor, sizes: Tensor) -> list[Tensor]:
+    """The values of each client."""
+    ends = [0, *sizes.cumsum(0).tolist()]
+    return [values[:, a:b] for a, b in itertools.pairwise(ends)]
+
+
 def test_a_score_of_clients_may_be_of_any_type() -> None:
     values, lengths = torch.rand(2, 9, 1), torch.tensor([4, 0, 5])
+    dtype = torch.float32
 
     def most(given: Tensor, sizes: Tensor) -> Tensor:
-        parts = [
-            part.amax(1)[:, 0] if part.shape[1] else torch.zeros(2) for part in given.split(sizes.tolist(), 1)
-        ]
-        return torch.stack(parts, 1)
+        parts = [part.amax(1)[:, 0] if part.shape[1] else torch.zeros(2) for part in split(given, sizes)]
+        return torch.stack(parts, 1).to(dtype)
 
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
-        score = scores.Score("most", lambda o, t: o, per_client=lambda v, n, d=dtype: most(v, n).to(d))
-        found = score.of_clients(values, lengths)
+        found = scores.Score("most", lambda o, t: o, per_client=most).of_clients(values, lengths)
         assert found.dtype == torch.float64
         assert found.isnan().tolist() == [[False, True, False]] * 2
     assert torch.equal(found[:, 0], values[:, :4, 0].amax(1).long().double())

@@ -549,7 +549,7 @@ class Federation:
 
         def brought(samples: Samples, what: str) -> Samples:
             values = iter(
-                order.arranged(value, self.columns[place], place, f"those of the {what}")
+                order.arranged(value, self.columns[place], place, f"the {what}")
                 if place in self.columns
                 else value
                 for place, value in named(samples, what)

@@ -165,8 +165,8 @@ def _refuse_format(table: Any) -> None:
     if given.get("type") == "custom" or given.get("format_kwargs"):
         what = "a transform" if given.get("type") == "custom" else f"a format with {given['format_kwargs']}"
         raise InputError(
-            f"the dataset has {what}, which is applied only when samples are read one by one: apply it with "
-            "dataset.map(…), or drop it with dataset.with_format(None)"
+            f"the dataset has {what}, which is not applied here: apply it with dataset.map(…), "
+            "or drop it with dataset.with_format(None)"
         )
 
 

@@ -424,7 +424,7 @@ def explained(inputs: Any, targets: Any, hint: str = "", *, cannot: str = "train
 
 
 def check_integers(module: nn.Module, federation: Federation, part: Part | None = None) -> None:
-    """Refuses samples of any client with an integer that a module cannot look up, such as a token.
+    """Refuses samples of any client with a number that a module cannot look up, such as a token's.
 
     Those with the least and the largest are tried; on a CPU, where an error leaves no GPU unusable.
     """
@@ -435,7 +435,7 @@ def check_integers(module: nn.Module, federation: Federation, part: Part | None 
         chosen = start[owner] + place
     tables, rows = any(isinstance(layer, TABLES) for layer in module.modules()), set[int]()
     for value in tensors(federation.inputs):
-        if value.dtype in INTEGERS or (tables and value.dtype == torch.uint8):
+        if value.dtype in INTEGERS or (tables and value.dtype != torch.bool):
             least = most = value[chosen.to(value.device)].reshape(len(chosen), -1)
             if least.shape[1] > MAX_PLACES:
                 least, most = least.amin(1, keepdim=True), most.amax(1, keepdim=True)
@@ -445,9 +445,9 @@ def check_integers(module: nn.Module, federation: Federation, part: Part | None 
         try:
             draws(module, sample)
         except Exception as error:  # whatever a user's module raises
-            numbers = torch.cat([t.reshape(-1) for t in tensors(sample) if not t.is_floating_point()])
+            numbers = torch.cat([t.double().reshape(-1) for t in tensors(sample)])
             raise InputError(
-                f"{federation.whose(row)}the model cannot take a sample with integers from "
-                f"{int(numbers.min())} to {int(numbers.max())}: {type(error).__name__}: {first_line(error)}: "
+                f"{federation.whose(row)}the model cannot take a sample with numbers from "
+                f"{numbers.min():g} to {numbers.max():g}: {type(error).__name__}: {first_line(error)}: "
                 "an id must be from 0 to one less than the rows of its table, as of an embedding"
             ) from error
