@@ -137,19 +137,18 @@ def split(values: Tensor, sizes: Tensor) -> list[Tensor]:
     return [values[:, a:b] for a, b in itertools.pairwise(ends)]
 
 
-def test_a_score_of_clients_may_be_of_any_type() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_a_score_of_clients_may_be_of_any_type(dtype: torch.dtype) -> None:
     values, lengths = torch.rand(2, 9, 1), torch.tensor([4, 0, 5])
-    dtype = torch.float32
 
     def most(given: Tensor, sizes: Tensor) -> Tensor:
         parts = [part.amax(1)[:, 0] if part.shape[1] else torch.zeros(2) for part in split(given, sizes)]
         return torch.stack(parts, 1).to(dtype)
 
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
-        found = scores.Score("most", lambda o, t: o, per_client=most).of_clients(values, lengths)
-        assert found.dtype == torch.float64
-        assert found.isnan().tolist() == [[False, True, False]] * 2
-    assert torch.equal(found[:, 0], values[:, :4, 0].amax(1).long().double())
+    found = scores.Score("most", lambda o, t: o, per_client=most).of_clients(values, lengths)
+    assert found.dtype == torch.float64
+    assert found.isnan().tolist() == [[False, True, False]] * 2
+    assert torch.equal(found[:, 0], values[:, :4, 0].amax(1).to(dtype).double())
 
 
 @pytest.mark.parametrize("wrong", [lambda v, n: v.mean(), lambda v, n: v[0, :, 0], lambda v, n: 1.0])

@@ -428,7 +428,7 @@ def check_integers(module: nn.Module, federation: Federation, part: Part | None 
 
     Those with the least and the largest are tried; on a CPU, where an error leaves no GPU unusable.
     """
-    module, chosen = duplicate(module).cpu(), torch.arange(federation.samples)
+    module, chosen = duplicate(module).cpu(), None
     if part is not None:
         start, sizes = federation.part(part)
         owner, place = segments(sizes)
@@ -436,11 +436,12 @@ def check_integers(module: nn.Module, federation: Federation, part: Part | None 
     tables, rows = any(isinstance(layer, TABLES) for layer in module.modules()), set[int]()
     for value in tensors(federation.inputs):
         if value.dtype in INTEGERS or (tables and value.dtype != torch.bool):
-            least = most = value[chosen.to(value.device)].reshape(len(chosen), -1)
+            some = value if chosen is None else value[chosen.to(value.device)]
+            least = most = some.reshape(len(some), -1)
             if least.shape[1] > MAX_PLACES:
                 least, most = least.amin(1, keepdim=True), most.amax(1, keepdim=True)
             rows |= {*least.argmin(0).tolist(), *most.argmax(0).tolist()}
-    for row in chosen[sorted(rows)].tolist():
+    for row in sorted(rows) if chosen is None else chosen[sorted(rows)].tolist():
         sample = mapped(Tensor.cpu, federation.at(slice(row, row + 1))[0])
         try:
             draws(module, sample)
