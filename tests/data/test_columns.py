@@ -46,9 +46,10 @@ TWICE = sorted(2 * [list(pair) for pair in zip(AGES, WEIGHTS, strict=True)])
         lambda given: given,
         lambda given: given.astype(object),
         lambda given: [row for _, row in given.iterrows()],
+        lambda given: list(given.itertuples(index=False)),
         lambda given: given.astype("Float64"),
     ],
-    ids=["frame", "objects", "rows", "nullable"],
+    ids=["frame", "objects", "rows", "tuples", "nullable"],
 )
 def test_columns_of_clients_in_another_order_are_matched_by_name(wrap: Callable[[Any], Any]) -> None:
     federation = Federation.from_clients({"ann": (wrap(FIRST), LABELS), "bob": (wrap(OTHER), LABELS)})
@@ -118,6 +119,7 @@ def test_arrays_stay_by_position_unless_two_orders_are_possible() -> None:
     federation = Federation.from_clients([(plain, LABELS), (array, LABELS)])
     assert rows(federation) == TWICE
     assert not federation.columns
+    assert rows(Federation.from_clients([(plain[[1, 0]], LABELS), (plain, LABELS)])) == TWICE
     with pytest.raises(InputError, match="client 'cy': inputs have no column names"):
         Federation.from_clients({"ann": (FIRST, LABELS), "bob": (OTHER, LABELS), "cy": (array, LABELS)})
 

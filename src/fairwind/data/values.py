@@ -154,30 +154,32 @@ def _is_array(given: Any) -> bool:
 
 def _without_names(given: Any, what: str, columns: ColumnOrder, place: str) -> Any:
     """Arrays in place of data frames, their columns in the order that is known of the place."""
-    if isinstance(given, list) and any(is_frame(row) for row in given):
+    if isinstance(given, list) and any(is_frame(row) or hasattr(row, "_fields") for row in given):
         return [_arranged(row, _names(row, sample=True), what, columns, place) for row in given]
     return _arranged(given, _names(given), what, columns, place)
 
 
 def _arranged(given: Any, names: Sequence[Any], what: str, columns: ColumnOrder, place: str) -> Any:
-    if len(names):
-        return columns.arranged(given.to_numpy(), names, place, what)
-    empty = not given if isinstance(given, list) else getattr(given, "shape", (1,))[:1] in ((), (0,))
+    array = given.to_numpy() if is_frame(given) else np.asarray(given) if len(names) else given
+    if len(names) and set(names) != set(range(len(names))):
+        return columns.arranged(array, names, place, what)
+    empty = not given if isinstance(given, list) else getattr(array, "shape", (1,))[:1] in ((), (0,))
     if not empty:
         columns.nameless.setdefault(place, what)
-    return given.to_numpy() if is_frame(given) else given
+    return array[..., np.argsort(names)] if len(names) else array  # pandas' own names are positions
 
 
 def _names(given: Any, *, sample: bool = False) -> Sequence[Any]:
-    """The names of a table's columns, or a series' own; of a series that is a sample, of its entries."""
+    """The names of a table's columns, or a series' own; of a sample, those of its entries."""
+    if sample and hasattr(given, "_fields"):  # as of DataFrame.itertuples
+        return list(given._fields)
     if not is_frame(given):
         return ()
     if hasattr(given, "columns"):
-        names = list(given.columns)
-        return [] if names == list(range(len(names))) else names
+        return list(given.columns)
     if sample:
-        return list(given.index) if all(isinstance(name, str) for name in given.index) else []
-    return [] if given.name is None else [given.name]
+        return list(given.index) if all(isinstance(name, str) for name in given.index) else ()
+    return () if given.name is None else (given.name,)
 
 
 def _value(given: Any, what: str) -> Tensor | Ragged:
