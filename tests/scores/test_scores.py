@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import sklearn.metrics as sk
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairwind import InputError, scores
+from fairwind import Federation, InputError, Task, scores, simulate
 from fairwind.intervals import paired_differences
 from fairwind.metrics import fairness
 
@@ -156,3 +156,16 @@ def test_a_score_of_clients_of_another_shape_is_refused(wrong: scores.PerClient)
     score = scores.Score("mine", lambda o, t: o, per_client=wrong)
     with pytest.raises(InputError, match=r"per_client of the score 'mine' gives .*\(2, 3\)"):
         score.of_clients(torch.rand(2, 9, 1), torch.tensor([4, 0, 5]))
+
+
+def test_a_score_of_clients_that_fails_is_refused_before_training() -> None:
+    federation = Federation.from_clients([(torch.randn(8, 3), [0, 1] * 4)])
+
+    def broken(values: Tensor, sizes: Tensor) -> Tensor:
+        raise ZeroDivisionError("no luck")
+
+    task = Task(
+        nn.Linear(3, 2), federation, score=scores.Score("mine", lambda o, t: o.amax(1), per_client=broken)
+    )
+    with pytest.raises(InputError, match=r"the score 'mine' fails on .* ZeroDivisionError: no luck"):
+        simulate(task, "fedavg", rounds=1)
