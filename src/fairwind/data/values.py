@@ -59,9 +59,9 @@ class ColumnOrder:
     def arranged(self, array: Any, given: Sequence[Any], place: str, what: str) -> Any:
         """An array, whose last dimension has these columns, in the order of the first; refuses other ones."""
         mine = tuple(map(str, given))
-        for name in mine:
-            if mine.count(name) > 1:
-                raise InputError(f"{what} have two columns {name!r}: rename one")
+        if len(set(mine)) < len(mine):
+            twice = next(name for name in mine if mine.count(name) > 1)
+            raise InputError(f"{what} have two columns {twice!r}: rename one")
         known = self.names.setdefault(place, mine)
         first = self.first.setdefault(place, what)
         if mine == known:

@@ -428,7 +428,7 @@ def check_integers(module: nn.Module, federation: Federation, part: Part | None 
 
     Those with the least and the largest are tried; on a CPU, where an error leaves no GPU unusable.
     """
-    module, chosen = duplicate(module).cpu(), None
+    module, chosen = duplicate(module).cpu().eval(), None
     if part is not None:
         start, sizes = federation.part(part)
         owner, place = segments(sizes)
