@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fairwind.data.values import ColumnNames
 from fairwind.engine.evaluation import EvaluatedModel
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, in_range, needs_extra, python_numbers, unknown, whole
@@ -28,7 +29,7 @@ from fairwind.runs.results import final_metrics
 from fairwind.runs.schema import Baseline, GroupAverage, HistoryLine, Metrics, Plan, Results, RunRow
 from fairwind.runs.seals import check_whole, read_history, read_results, with_history
 from fairwind.serving.export import ONNX, check_format, write_model, write_state
-from fairwind.serving.model import outputs_of, read_inputs, samples_of, trained
+from fairwind.serving.model import COLUMNS, outputs_of, read_inputs, samples_of, trained
 from fairwind.task import Task
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Result:
     """The task, if it was given; else a comparison's directory may say which it is."""
     path: Path | None = field(default=None, repr=False, compare=False)
     """The comparison's directory, if it was kept in one."""
+    columns: ColumnNames = field(default_factory=dict, repr=False)
+    """The names of the columns that the model was trained on, where they have names."""
 
     @cached_property
     def model(self) -> nn.Module:
@@ -98,10 +101,10 @@ class Result:
     ) -> Any:
         """The model's outputs, such as logits, for a client's test samples, or for inputs that are given.
 
-        `data` is a client's name or index, or inputs as the task's: a batch, as a tensor, an array, or a
-        tuple or dict of these. Outputs are on the CPU, in the order of the samples; of logits, classes are
-        `argmax(1)`. Where each client has a model of its own, `client` says whose predicts; without it, a
-        client's samples are predicted by its own.
+        `data` is a client's name or index, or inputs as the task's: a batch, as a tensor, an array, a data
+        frame (whose columns are matched by name), or a tuple or dict of these. Outputs are on the CPU, in the
+        order of the samples; of logits, classes are `argmax(1)`. Where each client has a model of its own,
+        `client` says whose predicts; without it, a client's samples are predicted by its own.
         """
         federation = self._task.federation
         if isinstance(data, str | int | np.integer):
@@ -111,7 +114,7 @@ class Result:
             inputs = samples_of(federation, federation.names.index(name))
             client = name if self.personal and client is None else client
         else:
-            inputs = read_inputs(data, federation.inputs)
+            inputs = read_inputs(data, federation.inputs, self._columns)
         model = self._made(client) if self.personal or client is not None else self._shared
         return outputs_of(model, inputs, federation.inputs, batch_size=batch_size, device=str(device))
 
@@ -137,7 +140,13 @@ class Result:
             whose = f"client={self.clients[0]!r}"
             raise InputError(f"{self.algorithm} has a model for each client: say whose, as in {whose}")
         k = None if client is None else self._index(client)
-        return trained(self._task, self.seed, self._weights(), k if self.personal else None)
+        made = trained(self._task, self.seed, self._weights(), k if self.personal else None)
+        setattr(made, COLUMNS, self._columns)
+        return made
+
+    @property
+    def _columns(self) -> ColumnNames:
+        return self.columns or self._task.federation.columns
 
     def _weights(self) -> dict[str, Tensor]:
         if not self.state_dict:
@@ -146,9 +155,12 @@ class Result:
 
     @cached_property
     def _task(self) -> Task:
-        """The task that was given, or that the directory names."""
-        if self.task is not None:
-            return self.task
+        """The task that was given, or that the directory names, with its columns in the order of training."""
+        task = self.task or self._found_task()
+        federation = task.federation.arranged(self.columns, "those of training")
+        return replace(task, federation=federation) if federation.columns != task.federation.columns else task
+
+    def _found_task(self) -> Task:
         if self.path is None:
             raise InputError("a result that was pickled has lost its task: predict where it was trained")
         try:
@@ -381,6 +393,7 @@ def of_simulation(simulation: Simulation, results: Results, path: Path | None, t
                 personal=bool(simulation.own_names(r)),
                 task=task,
                 path=path,
+                columns=results["federation"].get("columns", {}),
             )
         )
     federation = simulation.federation
@@ -459,6 +472,7 @@ def load(path: str | Path, *, task: Task | None = None) -> Comparison:
                 personal=row.get("model") == "personal" or own_parts,
                 task=task,
                 path=path,
+                columns=results["federation"].get("columns", {}),
             )
             for r, row in enumerate(rows)
         ]

@@ -1,4 +1,6 @@
 import hashlib
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,8 @@ from torch import nn
 
 from fairwind import Federation, InputError, Task, simulate
 from fairwind.data.synthetic import synthetic, synthetic_li
+from fairwind.report import write_labels
+from fairwind.robust.attacks import build_attack
 from samples import as_tensor
 
 
@@ -112,3 +116,48 @@ def test_synthetic_is_the_same_on_every_machine() -> None:
 def test_parameters_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(bad))):
         synthetic(**bad)
+
+
+def labelled(*labels: list[int], classes: int, **options: Any) -> Federation:
+    clients = {str(k): (torch.zeros(len(each), 2), each) for k, each in enumerate(labels)}
+    return Federation.from_clients(clients, classes=classes, train=1.0, **options)
+
+
+def test_labels_that_are_no_class_are_not_counted(tmp_path: Path) -> None:
+    federation = labelled([0, 1, -100], [2, 2, 7], [-100, 255], classes=3)
+    assert federation.label_counts().tolist() == [[1, 1, 0], [0, 0, 2], [0, 0, 0]]
+    assert len(write_labels(tmp_path, federation)) == 3
+    page = (tmp_path / "labels.html").read_text()
+    assert "In the median client 75\u00a0% of the samples share one label" in page
+    assert "nan" not in page.partition("<script")[0]
+    nothing = labelled([-100], [7], classes=3)
+    write_labels(tmp_path, nothing)
+    assert "No label is that of a class" in (tmp_path / "labels.html").read_text()
+
+
+def test_labels_of_all_positions_of_a_sample_are_counted() -> None:
+    samples = torch.zeros(2, 3), torch.tensor([[0, 1, -100], [1, 1, 0]])
+    federation = Federation.from_clients([samples, samples], classes=2)
+    assert federation.label_counts().tolist() == [[2, 3], [2, 3]]
+
+
+def test_targets_that_are_no_labels_have_no_page_of_labels(tmp_path: Path) -> None:
+    samples = torch.zeros(2, 3), torch.zeros(2)
+    federation = Federation.from_clients([samples], classes=2)
+    assert write_labels(tmp_path, federation) == []
+    with pytest.raises(InputError, match="no class labels"):
+        federation.label_counts()
+
+
+def test_classes_without_a_name_are_shown_by_their_number(tmp_path: Path) -> None:
+    federation = replace(labelled([0, 2], [1, 2], classes=3), class_names=("cat", "dog"))
+    write_labels(tmp_path, federation)
+    assert '"label":"dog"' in (page := (tmp_path / "labels.html").read_text().replace(" ", ""))
+    assert '"label":"2"' in page
+
+
+def test_liars_leave_labels_that_are_no_class() -> None:
+    attack = build_attack("labelflip:share=0.5")
+    honest = Federation.from_clients([(torch.zeros(4, 2), [0, 1, 2, -100])] * 2, classes=3)
+    flipped = attack.poisoned(honest).targets
+    assert sorted(set(as_tensor(flipped).tolist())) == [-100, 0, 1, 2]

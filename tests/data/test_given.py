@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
+from flwr_datasets.partitioner import IidPartitioner
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
@@ -410,6 +411,60 @@ def test_a_dataset_that_cannot_be_used_is_refused(
         Federation.from_dataset(dataset, **{"client": "writer", "inputs": "number", **options})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def partitions(dataset: Dataset) -> Federation:
+    partitioner = IidPartitioner(2)
+    partitioner.dataset = dataset
+    return Federation.from_partitioner(partitioner, inputs="number")
+
+
+def doors(dataset: Dataset) -> list[Callable[[], Federation]]:
+    options: dict[str, Any] = {"client": "writer", "inputs": "number"}
+    return [
+        lambda: Federation.from_dataset(dataset, **options),
+        lambda: Federation.from_dataset({"train": written(), "test": dataset}, **options),
+        lambda: partitions(dataset),
+    ]
+
+
+def test_a_transform_of_a_dataset_is_refused_and_not_dropped() -> None:
+    def doubled(rows: dict[str, Any]) -> dict[str, Any]:
+        return {**rows, "number": [2 * number for number in rows["number"]]}
+
+    options = written()
+    options.set_format("numpy", dtype=np.float16)
+    for dataset, words in ((written().with_transform(doubled), "a transform"), (options, "a format with")):
+        for door in doors(dataset):
+            with pytest.raises(InputError, match=f"the dataset has {words}.*dataset.map"):
+                door()
+
+
+def test_a_format_without_options_changes_nothing() -> None:
+    for plain, formatted in zip(doors(written()), doors(written().with_format("torch")), strict=True):
+        assert plain().digest() == formatted().digest()
+
+
+@pytest.mark.parametrize("column", ["label", "writer", "labels"])
+def test_classes_in_another_order_are_refused(column: str) -> None:
+    def named(*names: str) -> Dataset:
+        kind: Any = ClassLabel(names=list(names))
+        values = [[0], [1]] if column == "labels" else [0, 1]
+        kinds = {"writer": Value("int64"), "label": Value("int64"), "x": Value("float32")}
+        kinds[column] = List(kind) if column == "labels" else kind
+        columns = {"writer": [5, 5], "label": [0, 1], "x": [0.0, 1.0], column: values}
+        return Dataset.from_dict(columns, features=Features(kinds))
+
+    def read(test: Dataset) -> Federation:
+        target = "label" if column == "writer" else column
+        parts = {"train": named("cat", "dog"), "test": test}
+        return Federation.from_dataset(parts, client="writer", inputs="x", targets=target)
+
+    assert read(named("cat", "dog")).samples == 4
+    with pytest.raises(
+        InputError, match=f"classes of column '{column}' are dog, cat in 'test', and cat, dog in"
+    ):
+        read(named("dog", "cat"))
 
 
 class Endless(IterableDataset[Any]):

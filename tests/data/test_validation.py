@@ -116,3 +116,15 @@ def test_parts_of_ones_own_and_a_share_are_refused() -> None:
         Federation.from_clients([client], validation=0.1)
     with pytest.raises(InputError, match="only validation and test samples"):
         Federation.from_clients([{"validation": (x, y), "test": (x, y)}])
+
+
+@pytest.mark.parametrize(("train", "validation"), [(0.5, 0.6), (0.5, 0.5), (0.8, 0.9)])
+def test_shares_that_leave_nothing_to_train_on_are_refused(train: float, validation: float) -> None:
+    with pytest.raises(InputError, match="leave nothing to train on"):
+        Federation.from_clients(CLIENTS, train=train, validation=validation)
+    with pytest.raises(InputError, match=r"of client '.' leaves none of the \d+ for training"):
+        Federation.from_clients(CLIENTS, train=train).with_validation(validation)
+    x, y = CLIENTS[3]
+    parts = {"train": (x[:5], y[:5]), "test": (x[5:], y[5:])}
+    with pytest.raises(InputError, match="client 'ann' leaves none of the 5 for training"):
+        Federation.from_clients({"ann": parts}, validation=0.6)

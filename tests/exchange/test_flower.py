@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -75,6 +76,34 @@ def test_the_model_is_the_simulators(task: Task, spec: str, sends: str) -> None:
     expected = simulation.state_dict(0)
     for name, array in result.arrays.items():
         torch.testing.assert_close(torch.tensor(array.numpy()), expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_sites_with_columns_in_another_order_train_as_if_all_had_one(tmp_path: Path) -> None:
+    draw, names = np.random.RandomState(0), ["age", "weight", "height"]
+    frames = [pd.DataFrame(draw.randn(12, 3).astype(np.float32), columns=names) for _ in range(3)]
+    labels = [draw.randint(0, 2, 12) for _ in frames]
+
+    def split(frame: pd.DataFrame, k: int) -> dict[str, Any]:
+        return {"train": (frame[:8], labels[k][:8]), "test": (frame[8:], labels[k][8:])}
+
+    clients = [split(frame, k) for k, frame in enumerate(frames)]
+    together = Task(lambda: torch.nn.Linear(3, 2), Federation.from_clients(clients))
+
+    def site(context: Context) -> Task:
+        k = int(context.node_config["partition-id"])
+        frame = frames[k][names[k:] + names[:k]] if k < 3 else frames[0].rename(columns={"age": "size"})
+        return replace(together, federation=Federation.from_clients([split(frame, k % 3)]))
+
+    ends: list[Any] = []
+    for app in (client_app(together), client_app(site)):
+        strategy = strategy_of(together, "fedavg", out=tmp_path / str(len(ends)), min_nodes=3)
+        strategy.start(InProcessGrid(app, 3 + len(ends)), num_rounds=1, timeout=5)
+        ends.append(strategy.aggregator)
+    torch.testing.assert_close(ends[1].x, ends[0].x)
+    assert ends[1].counts()["refused"] == 1
+    trained = load(tmp_path / "1", task=site(InProcessGrid.context(1)))["fedavg"]
+    wanted = trained.predict(frames[0].to_numpy())
+    assert torch.equal(trained.predict(frames[0][names[::-1]]), wanted)
 
 
 def test_evaluation_gives_the_simulators_metrics_in_every_round(task: Task) -> None:

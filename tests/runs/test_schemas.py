@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
@@ -32,10 +33,13 @@ ELSEWHERE |= {f"federation.source{name}" for name in ("", "[].file", "[].bytes",
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With groups, validation samples, new clients, two scores, all models, and stopped: all it may hold."""
+    """With names, groups, validation samples, new clients, two scores, all models, and stopped: all of it."""
     out = tmp_path_factory.mktemp("run") / "mine"
     draw = torch.Generator().manual_seed(0)
-    clients = [(torch.randn(20, 4, generator=draw), torch.arange(20) % 2) for _ in range(6)]
+    frames = [
+        pd.DataFrame(torch.randn(20, 4, generator=draw).numpy(), columns=list("abcd")) for _ in range(6)
+    ]
+    clients = [(frame, torch.arange(20) % 2) for frame in frames]
     federation = fw.Federation.from_clients(
         clients, groups=["north", "south"] * 3, validation=0.1, new_clients=["0", "1"]
     )

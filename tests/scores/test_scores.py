@@ -5,10 +5,11 @@ import math
 
 import numpy as np
 import pytest
+import sklearn.metrics as sk
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairwind import scores
+from fairwind import Federation, InputError, Task, scores, simulate
 from fairwind.intervals import paired_differences
 from fairwind.metrics import fairness
 
@@ -120,3 +121,51 @@ def test_differences_of_errors_look_at_the_largest() -> None:
     worse[0, -1] += 30
     assert paired_differences(worse, a, kind="lower")["worst30"].difference == pytest.approx(10)
     assert paired_differences(worse, a, kind="higher")["worst30"].difference == pytest.approx(0)
+
+
+def test_f1_is_the_mean_over_classes_of_labels_and_predictions_as_in_scikit_learn() -> None:
+    targets, predicted = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 2, 1, 1])  # class 2 is only predicted
+    values = scores.f1.per_sample(torch.eye(4)[predicted], targets)
+    wanted = sk.f1_score(targets, predicted, average="macro")
+    assert scores.f1.of_clients(values[None], torch.tensor([4])).item() == pytest.approx(wanted)
+    assert wanted == pytest.approx((2 / 3 + 1 + 0) / 3)
+
+
+def split(values: Tensor, sizes: Tensor) -> list[Tensor]:
+    """The values of each client."""
+    ends = [0, *sizes.cumsum(0).tolist()]
+    return [values[:, a:b] for a, b in itertools.pairwise(ends)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_a_score_of_clients_may_be_of_any_type(dtype: torch.dtype) -> None:
+    values, lengths = torch.rand(2, 9, 1), torch.tensor([4, 0, 5])
+
+    def most(given: Tensor, sizes: Tensor) -> Tensor:
+        parts = [part.amax(1)[:, 0] if part.shape[1] else torch.zeros(2) for part in split(given, sizes)]
+        return torch.stack(parts, 1).to(dtype)
+
+    found = scores.Score("most", lambda o, t: o, per_client=most).of_clients(values, lengths)
+    assert found.dtype == torch.float64
+    assert found.isnan().tolist() == [[False, True, False]] * 2
+    assert torch.equal(found[:, 0], values[:, :4, 0].amax(1).to(dtype).double())
+
+
+@pytest.mark.parametrize("wrong", [lambda v, n: v.mean(), lambda v, n: v[0, :, 0], lambda v, n: 1.0])
+def test_a_score_of_clients_of_another_shape_is_refused(wrong: scores.PerClient) -> None:
+    score = scores.Score("mine", lambda o, t: o, per_client=wrong)
+    with pytest.raises(InputError, match=r"per_client of the score 'mine' gives .*\(2, 3\)"):
+        score.of_clients(torch.rand(2, 9, 1), torch.tensor([4, 0, 5]))
+
+
+def test_a_score_of_clients_that_fails_is_refused_before_training() -> None:
+    federation = Federation.from_clients([(torch.randn(8, 3), [0, 1] * 4)])
+
+    def broken(values: Tensor, sizes: Tensor) -> Tensor:
+        raise ZeroDivisionError("no luck")
+
+    task = Task(
+        nn.Linear(3, 2), federation, score=scores.Score("mine", lambda o, t: o.amax(1), per_client=broken)
+    )
+    with pytest.raises(InputError, match=r"the score 'mine' fails on .* ZeroDivisionError: no luck"):
+        simulate(task, "fedavg", rounds=1)

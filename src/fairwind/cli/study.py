@@ -133,7 +133,7 @@ class Training:
         def find_data(panel: Panel) -> Federation | None:
             if is_reference(panel.setup):
                 data = own_task(panel.setup).federation
-                return data if data.classes is not None else None
+                return data if data.has_labels else None
             chosen = choose(panel, finished, digest(panel.setup))
             used = next((run.digest for runs in chosen.values() for run in runs), None)
             entry = store.find(used, self.cache) if used else None

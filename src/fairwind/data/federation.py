@@ -14,9 +14,20 @@ from fairwind.data.counter import HELD_OUT, fold, mix, segments
 from fairwind.data.given import Joined, joined, read_given
 from fairwind.data.groups import Groups, group_sizes, read_groups
 from fairwind.data.padding import Pad, as_samples
-from fairwind.data.partition import drawn_split, drawn_validation
-from fairwind.data.samples import Samples, class_count, hash_into, kind, mapped, named, take, tensors
+from fairwind.data.partition import drawn_split, drawn_validation, taken
+from fairwind.data.samples import (
+    Samples,
+    class_count,
+    hash_into,
+    kind,
+    mapped,
+    named,
+    narrowed,
+    take,
+    tensors,
+)
 from fairwind.data.table import read_dataset, read_frame, read_partitions
+from fairwind.data.values import ColumnNames, ColumnOrder
 from fairwind.errors import InputError, python_numbers, unknown, whole
 from fairwind.runs.schema import FederationFacts, Origin, Part
 
@@ -43,6 +54,7 @@ class Federation:
     groups: tuple[str, ...] = ()  # each client's label, if clients are in groups; also given by their names
     validation: Tensor = field(default_factory=lambda: torch.empty(0))  # (K,) likewise; none if empty
     new_clients: "Federation | None" = None  # other clients, which take no part in training
+    columns: ColumnNames = field(default_factory=dict)  # of inputs and targets, where they have names
 
     def __post_init__(self) -> None:
         if not self.validation.any():  # of a copy with other clients, too
@@ -84,13 +96,16 @@ class Federation:
         `classes` is one more than the largest label unless given.
         `groups` are labels of the clients, a dict by name or a list: metrics are then also given by group.
 
+        Columns of data frames are matched by their names, and a model gets them in the order of the first
+        client's. Arrays have no names: their columns are matched by position.
+
         Sequences of unequal length are padded at the end to the longest. `pad` is the padding value, such as
         0, or a dict of values by the names of inputs (0 for others). With pad="lengths" or "mask", the
         padding is 0 and the model gets one more input: lengths (B,), or a mask (B, T) that is true where
         there is no padding. Inputs in a dict get `lengths`, or `attention_mask` of ones and zeros.
         """
-        labels, parts = read_given(clients, names)
-        samples = joined(labels, parts, pad)
+        labels, parts, columns = read_given(clients, names)
+        samples = joined(labels, parts, columns, pad)
         return cls._from_joined(
             samples,
             groups=groups,
@@ -125,8 +140,8 @@ class Federation:
         integers are class labels. A column `split` says train, validation or test in each row, a column
         `group` the label of the client's group.
         """
-        names, parts, groups = read_frame(frame, client, target, inputs, split, group)
-        samples = joined(names, parts)
+        names, parts, groups, columns = read_frame(frame, client, target, inputs, split, group)
+        samples = joined(names, parts, columns)
         return cls._from_joined(
             samples,
             groups=groups,
@@ -166,7 +181,7 @@ class Federation:
         """
         names, parts, groups, class_names = read_dataset(dataset, client, inputs, targets, split, group)
         classes = classes if classes is not None else len(class_names) or None
-        samples = joined(names, parts, pad)
+        samples = joined(names, parts, {}, pad)
         made = cls._from_joined(
             samples,
             groups=groups,
@@ -195,17 +210,29 @@ class Federation:
         seed: int = 0,
         name: str = "federation",
         classes: int | None = None,
+        columns: ColumnNames | None = None,
     ) -> "Federation":
         """From all samples together and, for each, the index into `names` of the client it belongs to.
 
         `test`, if given, says for each whether it is a test sample; then there is no random split, and
-        samples keep their order. `validation` is a share, or, beside `test`, likewise.
+        samples keep their order. `validation` is a share, or, beside `test`, likewise. `columns` are names of
+        columns, as {"inputs": ["age", "weight"]}; those of data frames are known.
         """
         train, seed, classes, validation = python_numbers((train, seed, classes, validation))
         whole(0, seed=seed)
         if not isinstance(train, int | float) or not 0 < train <= 1:
             raise InputError(f"train={train!r} is out of range: the training share lies in (0, 1]")
-        inputs, targets, owner = as_samples(inputs), as_samples(targets, "targets"), torch.as_tensor(owner)
+        found = ColumnOrder.of(columns or {}, "those of columns=")
+        inputs, targets = as_samples(inputs, found), as_samples(targets, found, "targets")
+        owner = torch.as_tensor(owner)
+        values = dict((*named(inputs, "inputs"), *named(targets, "targets")))
+        for place, each in found.names.items():
+            wide = values[place].shape[-1] if place in values and values[place].ndim > 1 else 1
+            if place not in values or len(each) not in (1, wide):
+                raise InputError(
+                    f"columns name {', '.join(each)} of {place!r}, which are not the columns of "
+                    f"{', '.join(values)}: give a name for each column of these"
+                )
         counts = [{len(value) for value in tensors(samples)} for samples in (inputs, targets)]
         if not counts[0] == counts[1] == {len(owner)}:
             many, labels = (" or ".join(map(str, sorted(each))) for each in counts)
@@ -231,6 +258,11 @@ class Federation:
         elif own is not None:
             raise InputError("validation says it for each sample: then give test for each sample, too")
         else:
+            if train <= share < 1:
+                raise InputError(
+                    f"train={train:g} and validation={share:g} leave nothing to train on: validation samples "
+                    "are taken from those for training, so give a smaller share of them"
+                )
             order, kept = drawn_split(owner, size, train, seed)
         order = order.to(tensors(inputs)[0].device)
         classes = class_count(targets) if classes is None else classes
@@ -246,6 +278,7 @@ class Federation:
             classes,
             groups=read_groups(names, groups),
             validation=chosen,
+            columns=found.names,
         )
         return made.with_validation(share, seed).with_new_clients(new_clients, seed)
 
@@ -365,6 +398,14 @@ class Federation:
             return self
         if self.validation.any():
             raise InputError("the federation has validation samples already: leave validation= out")
+        wanted = taken(self.train + self.test, share)
+        less = (wanted > self.train) | ((wanted == self.train) & (self.sizes == self.sizes.max()))
+        if less.any():
+            k = int(less.nonzero()[0])
+            raise InputError(
+                f"validation={share:g} of the {int(self.sizes[k])} samples of client {self.names[k]!r} "
+                f"leaves none of the {int(self.train[k])} for training: give a smaller share"
+            )
         order, kept = drawn_validation(self.start, self.train, self.test, share, seed)
         if (kept == self.train).all():
             largest = int((self.train + self.test).max())
@@ -499,6 +540,45 @@ class Federation:
         inputs, targets = (mapped(lambda t: t.to(device), part) for part in (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
 
+    def arranged(self, columns: ColumnNames, whose: str) -> "Federation":
+        """The same federation with its columns in the order of others; what has no names stays as it is.
+
+        `whose` these are is said where they are not the same, and refused.
+        """
+        order = ColumnOrder.of(columns, whose)
+
+        def brought(samples: Samples, what: str) -> Samples:
+            values = iter(
+                order.arranged(value, self.columns[place], place, f"the {what}")
+                if place in self.columns
+                else value
+                for place, value in named(samples, what)
+            )
+            arranged: Samples = mapped(lambda _: next(values), samples)
+            return arranged
+
+        inputs, targets = brought(self.inputs, "inputs"), brought(self.targets, "targets")
+        return replace(
+            self,
+            inputs=inputs,
+            targets=targets,
+            columns=order.names,
+            new_clients=self.new_clients and self.new_clients.arranged(columns, whose),
+        )
+
+    def narrowed(self, dtype: torch.dtype) -> "Federation":
+        """The same federation with floating-point inputs in another type; see `samples.narrowed`."""
+        new = self.new_clients and self.new_clients.narrowed(dtype)
+        return replace(self, inputs=narrowed(self.inputs, dtype, self.whose), new_clients=new)
+
+    def whose(self, sample: int) -> str:
+        """Begins a message on a sample with its client."""
+        return f"client {self.client_of(sample)!r}: "
+
+    def client_of(self, sample: int) -> str:
+        """The name of the client that has a sample."""
+        return self.names[int((self.start <= sample).sum()) - 1]
+
     def at(self, index: Tensor | slice) -> tuple[Any, Any]:
         """Inputs and targets of some samples, on the device."""
         if self.compute_device is None:
@@ -522,16 +602,31 @@ class Federation:
             "largest": int(self.train.max()),
             **({"new_clients": len(self.new_clients)} if self.new_clients is not None else {}),
             **({"groups": group_sizes(self.groups)} if self.groups else {}),
+            **(
+                {"columns": {place: list(each) for place, each in self.columns.items()}}
+                if self.columns
+                else {}
+            ),
             **self.origin,
         }
         return cast(FederationFacts, facts)
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether targets are class labels."""
+        labels = isinstance(self.targets, Tensor) and not self.targets.is_floating_point()
+        return labels and self.classes is not None
+
     def label_counts(self) -> Tensor:
-        """Samples of each client and class: (K, classes)."""
-        if self.classes is None or not isinstance(self.targets, Tensor):
+        """Labels of each client and class: (K, classes); without those that are no class, such as −100."""
+        if not self.has_labels:
             raise InputError(f"{self.name} has no class labels to count")
-        owner, _ = segments(self.sizes)
-        counts = torch.bincount(owner * self.classes + self.targets.cpu(), minlength=len(self) * self.classes)
+        assert self.classes is not None
+        assert isinstance(self.targets, Tensor)
+        labels = self.targets.cpu().reshape(len(self.targets), -1)
+        owner = segments(self.sizes)[0][:, None].expand_as(labels)
+        known = (labels >= 0) & (labels < self.classes)
+        counts = torch.bincount((owner * self.classes + labels)[known], minlength=len(self) * self.classes)
         return counts.view(len(self), self.classes)
 
     def digest(self) -> str:

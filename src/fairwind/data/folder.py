@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fairwind.data.samples import refuse_rounded
+from fairwind.data.values import Table
 from fairwind.errors import InputError, damaged, shown
 
 DEFLATE = 1032  # largest possible compression ratio
-Arrays = Mapping[str, NDArray[Any] | Tensor | None]  # by name; None is an array that is not needed
+Arrays = Mapping[str, NDArray[Any] | Tensor | Table | None]  # by name; None is an array that is not needed
 
 
-def read_clients(folder: Path) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
+def read_clients(folder: Path) -> tuple[list[str], list[tuple[Tensor | Table, Tensor]]]:
     """Names and samples of the clients of a folder, in the order of their names."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder")
@@ -45,7 +47,7 @@ def _whole(values: Tensor) -> bool:
     return not values.is_floating_point() or bool(((values == values.round()) & (values.abs() < 2**24)).all())
 
 
-def _read(file: Path) -> tuple[Tensor, Tensor]:
+def _read(file: Path) -> tuple[Tensor | Table, Tensor]:
     if not file.is_file():
         raise InputError(f"{file} is not a file; keep one file for each client")
     with damaged(lambda: f"{file} cannot be read", "save it again"):
@@ -53,7 +55,10 @@ def _read(file: Path) -> tuple[Tensor, Tensor]:
         for name in ("inputs", "targets"):
             if name not in arrays:
                 raise InputError(f"{file} has no array {name!r}; it has {', '.join(arrays) or 'none'}")
-        inputs, targets = torch.as_tensor(arrays["inputs"]), torch.as_tensor(arrays["targets"])
+        inputs, targets = arrays["inputs"], torch.as_tensor(arrays["targets"])
+        if isinstance(inputs, Table):
+            return inputs, targets
+        inputs = torch.as_tensor(inputs)
         for name, value in (("inputs", inputs), ("targets", targets)):
             if value.is_complex() or (value.is_floating_point() and value.itemsize < 2):
                 raise InputError(f"{file}: {name} are {value.dtype}; save them as float32")
@@ -105,10 +110,14 @@ def _csv(file: Path) -> Arrays:
             if len(row) != len(header):
                 raise InputError(f"{where}: {len(row)} values under {len(header)} columns")
             numbers.append([_number(where, *cell) for cell in zip(header, row, strict=True)])
+    exact = np.array(numbers, dtype=np.float64).reshape(len(numbers), len(header))
+    for name, column in zip(header, exact.T, strict=True):
+        refuse_rounded(torch.as_tensor(column), torch.float32, f"{file}: the numbers of column {name!r}")
     with np.errstate(over="ignore"):  # infinite numbers are refused later, with their sample
-        table = np.array(numbers, dtype=np.float32).reshape(len(numbers), len(header))
+        table = exact.astype(np.float32)
     at = header.index("target")
-    return {"inputs": np.delete(table, at, axis=1), "targets": table[:, at]}
+    names = tuple(name for name in header if name != "target")
+    return {"inputs": Table(np.delete(table, at, axis=1), names), "targets": table[:, at]}
 
 
 def _number(where: str, column: str, text: str) -> float:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fairwind.data.padding import Pad, padded, refuse_ragged
 from fairwind.data.samples import Samples, kind, named, tensors
-from fairwind.data.values import Values, as_values, is_frame, is_mapping, leaves
+from fairwind.data.values import ColumnNames, ColumnOrder, Values, as_values, is_frame, is_mapping, leaves
 from fairwind.errors import InputError
 
 PLAIN = (str, bytes, tuple, list, range, Tensor, np.ndarray)  # they can be indexed, but are not datasets
@@ -36,10 +36,11 @@ class Joined(NamedTuple):
     names: tuple[str, ...]
     test: Tensor | None  # (N,) whether it is a test sample; None for a random split
     validation: Tensor | None  # (N,) likewise
+    columns: ColumnNames
 
 
-def read_given(clients: Any, names: Sequence[str] | None) -> tuple[tuple[str, ...], list[Part]]:
-    """The clients' names, and the parts of each."""
+def read_given(clients: Any, names: Sequence[str] | None) -> tuple[tuple[str, ...], list[Part], ColumnNames]:
+    """The clients' names, the parts of each, and the columns of their tables."""
     _refuse_whole(clients)
     if is_mapping(clients):
         if names is not None:
@@ -56,7 +57,11 @@ def read_given(clients: Any, names: Sequence[str] | None) -> tuple[tuple[str, ..
         raise InputError("a federation needs at least one client")
     if len(labels) != len(values):
         raise InputError(f"{len(labels)} names for {len(values)} clients")
-    parts = [part for label, client in zip(labels, values, strict=True) for part in _parts(label, client)]
+    columns = ColumnOrder()
+    parts = [
+        part for label, client in zip(labels, values, strict=True) for part in _parts(label, client, columns)
+    ]
+    columns.refuse_nameless()
     for part in parts:
         if bool(part.of) != bool(parts[0].of):
             split, other = (part, parts[0]) if part.of else (parts[0], part)
@@ -64,10 +69,12 @@ def read_given(clients: Any, names: Sequence[str] | None) -> tuple[tuple[str, ..
                 f"client {split.client!r} has its own train and test parts, but client {other.client!r} has "
                 "not; split all of them or none"
             )
-    return labels, parts
+    return labels, parts, columns.names
 
 
-def joined(names: tuple[str, ...], parts: Sequence[Part], pad: Pad | None = None) -> Joined:
+def joined(
+    names: tuple[str, ...], parts: Sequence[Part], columns: ColumnNames, pad: Pad | None = None
+) -> Joined:
     """All samples, client after client, after checking that shapes and types agree."""
     filled = [part for part in parts if not _is_empty(part)]
     trained = {part.client for part in filled if part.of in ("train", "")}
@@ -78,27 +85,33 @@ def joined(names: tuple[str, ...], parts: Sequence[Part], pad: Pad | None = None
             raise InputError(f"client {name!r} has no training samples{only}; leave it out of the federation")
     if pad is not None:
         inputs = padded([part.client for part in filled], [part.inputs for part in filled], pad)
+        if isinstance(pad, str) and isinstance(inputs[0], tuple) and not isinstance(filled[0].inputs, tuple):
+            columns = {"inputs[0]" if place == "inputs" else place: columns[place] for place in columns}
         filled = [part._replace(inputs=x) for part, x in zip(filled, inputs, strict=True)]
     checked = [_check(part) for part in filled]
-    first = [kind(samples) for samples in checked[0]]
     for part, samples in zip(filled, checked, strict=True):
-        for what, value, wanted in zip(("inputs", "targets"), samples, first, strict=True):
-            if kind(value) != wanted:
+        for what, value, wanted in zip(("inputs", "targets"), samples, checked[0], strict=True):
+            if _kinds(value) != _kinds(wanted):
                 raise InputError(
                     f"client {part.client!r}: {what} are {kind(value)}, but those of client "
-                    f"{filled[0].client!r} are {wanted}; give all clients the same shape and type"
+                    f"{filled[0].client!r} are {kind(wanted)}; give all clients the same shape and type"
                 )
     sizes = torch.tensor([len(tensors(x)[0]) for x, _ in checked])
     place = {name: k for k, name in enumerate(names)}
     owner = torch.tensor([place[part.client] for part in filled]).repeat_interleave(sizes)
     x, y = _joined([x for x, _ in checked]), _joined([y for _, y in checked])
     if not filled[0].of:
-        return Joined(x, y, owner, names, None, None)
+        return Joined(x, y, owner, names, None, None, columns)
     test, validation = (
         torch.tensor([part.of == of for part in filled]).repeat_interleave(sizes)
         for of in ("test", "validation")
     )
-    return Joined(x, y, owner, names, test, validation)
+    return Joined(x, y, owner, names, test, validation, columns)
+
+
+def _kinds(samples: Samples) -> dict[str, str]:
+    """Type and shape by path; dicts are the same in any order."""
+    return {path: kind(value) for path, value in named(samples)}
 
 
 def _is_empty(part: Part) -> bool:
@@ -131,22 +144,25 @@ def _refuse_whole(clients: Any) -> None:
         raise InputError(f"clients are given as {type(clients).__name__}: {remedy}")
 
 
-def _parts(client: str, given: Any) -> list[Part]:
+def _parts(client: str, given: Any, columns: ColumnOrder) -> list[Part]:
     if not is_mapping(given):
-        return [_part(client, "", given)]
+        return [_part(client, "", given, columns)]
     keys = set(given)
     if not keys & set(PARTS):
         raise InputError(f"client {client!r} is a dict of {', '.join(map(str, given)) or 'nothing'}: {FORMS}")
     if keys - set(PARTS):
         other = ", ".join(repr(key) for key in given if key not in PARTS)
         raise InputError(f"client {client!r} has a part {other}: there are 'train', 'validation' and 'test'")
-    return [_part(client, of, given[of]) for of in PARTS if of in keys]
+    return [_part(client, of, given[of], columns) for of in PARTS if of in keys]
 
 
-def _part(client: str, of: str, given: Any) -> Part:
+def _part(client: str, of: str, given: Any, columns: ColumnOrder) -> Part:
     where = f"client {client!r}" + (of and f", {of}")
-    x, y = _pair(where, given)
-    return Part(client, of, as_values(x, f"{where}: inputs"), as_values(y, f"{where}: targets"))
+    x, y = (
+        as_values(each, f"{where}: {what}", columns, what)
+        for what, each in zip(("inputs", "targets"), _pair(where, given), strict=True)
+    )
+    return Part(client, of, x, y)
 
 
 def _pair(where: str, given: Any) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairwind.data.counter import segments
 from fairwind.data.samples import Samples
-from fairwind.data.values import Ragged, Values, as_values, leaves
+from fairwind.data.values import ColumnOrder, Ragged, Values, as_values, leaves
 from fairwind.errors import InputError
 
 Pad = float | str | Mapping[str, float]
@@ -17,9 +17,9 @@ model."""
 REMEDY = 'give pad=0 (zeros at their ends), or pad="mask" or pad="lengths" (the model gets these, too)'
 
 
-def as_samples(given: Any, what: str = "inputs") -> Samples:
+def as_samples(given: Any, columns: ColumnOrder, what: str = "inputs") -> Samples:
     """A user's values as tensors; sequences of unequal length are refused."""
-    values = as_values(given, what)
+    values = as_values(given, what, columns, what)
     refuse_ragged("", what, values)
     return cast(Samples, values)
 

@@ -78,7 +78,7 @@ def drawn_split(owner: Tensor, size: Tensor, train: float, seed: int) -> tuple[T
     segment, place = segments(size)
     keys = mix(fold(SPLIT, seed), torch.arange(len(size)))
     within = (size.cumsum(0) - size)[segment] + shuffle(segment, place, keys, len(owner))
-    kept = torch.minimum((size.double() * train + 1e-9).floor().long().clamp(min=1), size)
+    kept = torch.minimum(taken(size, train).clamp(min=1), size)
     return torch.argsort(owner, stable=True)[within], kept
 
 
@@ -89,14 +89,19 @@ def drawn_validation(
 
     Samples that stay in a part keep their order.
     """
-    taken = torch.minimum(((train + test).double() * share + 1e-9).floor().long(), train - 1)
+    moving = torch.minimum(taken(train + test, share), train - 1)
     segment, place = segments(train)
     keys = mix(fold(VALIDATION, seed), torch.arange(len(train)))
     drawn = torch.empty_like(place)
     first = (train.cumsum(0) - train)[segment]
     drawn[first + shuffle(segment, place, keys, int(train.max()))] = place
-    moved = drawn >= (train - taken)[segment]
+    moved = drawn >= (train - moving)[segment]
     order = torch.arange(int((start + train + test).max()))
     at = start[segment] + place
     order[at] = at[torch.argsort(2 * segment + moved, stable=True)]
-    return order, train - taken
+    return order, train - moving
+
+
+def taken(size: Tensor, share: float) -> Tensor:
+    """A share of each client's samples, rounded down."""
+    return (size.double() * share + 1e-9).floor().long()

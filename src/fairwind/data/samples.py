@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairwind.errors import InputError
+
 Samples = Union[  # noqa: UP007 (a name in quotes cannot be joined by |)
     Tensor, tuple["Samples", ...], dict[str, "Samples"]
 ]
@@ -46,6 +48,37 @@ def take(samples: Samples, index: Tensor | slice) -> Any:
 def cast(samples: Any, dtype: torch.dtype) -> Any:
     """The same with floating-point tensors in another type."""
     return mapped(lambda value: value.to(dtype) if value.is_floating_point() else value, samples)
+
+
+def refuse_rounded(
+    value: Tensor, dtype: torch.dtype, what: str, whose: Callable[[int], str] = lambda sample: ""
+) -> None:
+    """Refuses columns of whole numbers that a floating-point type would round, such as times in seconds.
+
+    `what` are the values, and `whose` is a sample, as in "client 'ann': ".
+    """
+    wide = value.dtype in (torch.float64, torch.int64, torch.int32) and value.dtype != dtype
+    if not wide or not value.numel() or value.abs().max() <= 2**24:
+        return
+    exact = value.double().reshape(-1, value.shape[-1] if value.ndim > 1 else 1)
+    rounded = exact.to(dtype).double()
+    lost = (rounded != exact) & (exact == exact.round()).all(0) & (exact.abs() < 2**63)  # as integers are
+    if lost.any():
+        row = int(lost.any(1).nonzero()[0])
+        number, other, name = exact[lost][0], rounded[lost][0], str(dtype).removeprefix("torch.")
+        raise InputError(
+            f"{whose(row * len(value) // len(exact))}{what} hold whole numbers such as {number:.0f}, which "
+            f"{name} would round to {other:.0f}: subtract an offset, or take a larger unit, such as days "
+            "since a first time"
+        )
+
+
+def narrowed(samples: Any, dtype: torch.dtype, whose: Callable[[int], str] = lambda sample: "") -> Any:
+    """The inputs with floating-point tensors in another type, which must hold their whole numbers."""
+    for path, value in named(samples):
+        if value.is_floating_point():
+            refuse_rounded(value, dtype, f"inputs{path and ' ' + path}", whose)
+    return cast(samples, dtype)
 
 
 def kind(samples: Any) -> str:

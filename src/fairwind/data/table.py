@@ -4,10 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from fairwind.data.given import PARTS, Part
 from fairwind.data.groups import of_column
-from fairwind.data.values import as_values, is_mapping
+from fairwind.data.samples import refuse_rounded
+from fairwind.data.values import ColumnNames, ColumnOrder, as_values, is_mapping
 from fairwind.errors import InputError
 
 Columns = str | Sequence[str]
@@ -23,8 +25,8 @@ class Rows(NamedTuple):
 
 def read_frame(
     frame: Any, client: str, target: str, inputs: Columns | None, split: str | None, group: str | None
-) -> tuple[tuple[str, ...], list[Part], dict[str, str] | None]:
-    """Names, parts and groups of the clients of a data frame, in the order of their names."""
+) -> tuple[tuple[str, ...], list[Part], dict[str, str] | None, ColumnNames]:
+    """Names, parts and groups of a data frame's clients, in the order of their names; and its columns."""
     if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
         remedy = "give frame.to_pandas()" if hasattr(frame, "to_pandas") else "give a pandas DataFrame"
         raise InputError(f"{type(frame).__name__} is not a data frame: {remedy}")
@@ -44,16 +46,23 @@ def read_frame(
     owners = frame[client].tolist()
     names, dealt = _deal(owners, frame[split].tolist() if split is not None else None, split)
     for column in (*chosen, target):
-        _check_numbers(frame, column, owners, inputs is None and column != target)
+        _check_numbers(frame, column, owners, inputs is None and column != target, column == target)
     x = frame[chosen].to_numpy(dtype=np.float32)
     y = frame[target].to_numpy()
     if y.dtype.kind not in "biuf":  # of pandas' own types, with room for missing values
         y = y.astype(np.int64 if frame[target].dtype.kind in "biu" else np.float64)
     y = y.astype(np.float32) if y.dtype.kind == "f" else y
+    found = ColumnOrder()
     parts = [
-        Part(g.client, g.of, as_values(x[g.rows], "inputs"), as_values(y[g.rows], "targets")) for g in dealt
+        Part(
+            g.client,
+            g.of,
+            *(as_values(each[g.rows], what, found) for what, each in (("inputs", x), ("targets", y))),
+        )
+        for g in dealt
     ]
-    return names, parts, of_column(group, owners, frame[group].tolist()) if group is not None else None
+    groups = of_column(group, owners, frame[group].tolist()) if group is not None else None
+    return names, parts, groups, {"inputs": tuple(map(str, chosen)), "targets": (str(target),)}
 
 
 def read_dataset(
@@ -83,11 +92,13 @@ def read_dataset(
             raise InputError(f"{type(table).__name__} cannot be dealt to clients: {remedy}")
         said = [column for column in (client, split, group) if column is not None]
         _check_columns("dataset", table.column_names, [*said, *chosen])
+        _refuse_format(table)
+        _refuse_other_classes(of, table, tables, [*said, *chosen])
         plain = table.select_columns(said).with_format(None)[:]
         owners += plain[client]
         parts_of += [of] * len(table) if split is None else plain[split]
         labels += [] if group is None else plain[group]
-        columns.append(table.select_columns(chosen).with_format("numpy")[:])
+        columns.append(_arrays(table, chosen))
     if None in owners:
         raise InputError(f"column {client!r} has no value in row {owners.index(None)}; filter such rows out")
     names, dealt = _deal(owners, parts_of if split is not None or len(tables) > 1 else None, split)
@@ -96,13 +107,15 @@ def read_dataset(
     def values(part: Rows, given: Columns, what: str) -> Any:
         what = f"client {part.client!r}: {what}"
         if isinstance(given, str):
-            return as_values(rows[given][part.rows], what)
-        return as_values({name: rows[name][part.rows] for name in given}, what)
+            return as_values(rows[given][part.rows], what, ColumnOrder())
+        return as_values({name: rows[name][part.rows] for name in given}, what, ColumnOrder())
 
     parts = [Part(g.client, g.of, values(g, inputs, "inputs"), values(g, targets, "targets")) for g in dealt]
-    feature = next(iter(tables.values())).features.get(targets) if isinstance(targets, str) else None
+    classes = (
+        _class_names(next(iter(tables.values())).features.get(targets)) if isinstance(targets, str) else []
+    )
     groups = of_column(group, owners, labels) if group is not None else None
-    return names, parts, groups, tuple(getattr(feature, "names", ()))
+    return names, parts, groups, tuple(classes)
 
 
 def read_partitions(
@@ -122,7 +135,8 @@ def read_partitions(
     clients = []
     for label, part in zip(names, parts, strict=True):
         _check_columns("dataset", part.column_names, [inputs, targets])
-        rows = part.select_columns([inputs, targets]).with_format("numpy")[:]
+        _refuse_format(part)
+        rows = _arrays(part, [inputs, targets])
         for column in (inputs, targets):
             if rows[column].dtype.kind not in "biuf":
                 raise InputError(
@@ -131,6 +145,49 @@ def read_partitions(
                 )
         clients.append((rows[inputs], rows[targets]))
     return names, clients
+
+
+def _arrays(table: Any, columns: list[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """Columns of a Hugging Face dataset as arrays: integers as int64, other numbers as float32."""
+    found: dict[str, np.ndarray[Any, Any]] = table.select_columns(columns).with_format("numpy")[:]
+    for name in columns:
+        if "float64" in repr(table.features[name]):  # the format has rounded it already
+            exact = table.select_columns([name]).with_format("numpy", dtype=np.float64)[:][name]
+            flat = [np.atleast_1d(each) for each in (exact if exact.dtype.kind == "O" else [exact])]
+            for each in flat:
+                refuse_rounded(torch.tensor(each), torch.float32, f"the numbers of column {name!r}")
+    return found
+
+
+def _refuse_format(table: Any) -> None:
+    """Refuses a dataset with a transform, or options of a format, which would not be applied."""
+    given = getattr(table, "format", None) or {}
+    if given.get("type") == "custom" or given.get("format_kwargs"):
+        what = "a transform" if given.get("type") == "custom" else f"a format with {given['format_kwargs']}"
+        raise InputError(
+            f"the dataset has {what}, which is not applied here: apply it with dataset.map(…), "
+            "or drop it with dataset.with_format(None)"
+        )
+
+
+def _refuse_other_classes(of: str, table: Any, tables: dict[str, Any], columns: list[str]) -> None:
+    """Refuses parts in which the same numbers mean other classes."""
+    first = next(iter(tables))
+    for column in columns:
+        mine, theirs = (_class_names(each.features.get(column)) for each in (table, tables[first]))
+        if mine != theirs:
+            raise InputError(
+                f"the classes of column {column!r} are {', '.join(mine) or 'not named'} in {of!r}, and "
+                f"{', '.join(theirs) or 'not named'} in {first!r}: give both the same, in one order, with "
+                "dataset.align_labels_with_mapping"
+            )
+
+
+def _class_names(feature: Any) -> list[str]:
+    """The names of the classes of a column, which may hold lists of labels."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return list(getattr(feature, "names", None) or ())
 
 
 def _check_columns(kind: str, known: Sequence[Any], wanted: Sequence[str]) -> None:
@@ -146,7 +203,7 @@ def _check_columns(kind: str, known: Sequence[Any], wanted: Sequence[str]) -> No
             )
 
 
-def _check_numbers(frame: Any, column: str, owners: list[Any], by_default: bool) -> None:
+def _check_numbers(frame: Any, column: str, owners: list[Any], by_default: bool, is_target: bool) -> None:
     """Refuses a column that is not all numbers, and names the client of the first such row."""
     values = frame[column]
     if values.dtype.kind not in "biuf":
@@ -165,6 +222,14 @@ def _check_numbers(frame: Any, column: str, owners: list[Any], by_default: bool)
         raise InputError(
             f"column {column!r} has {held} in row {frame.index[i]}, of client {str(owners[i])!r}; "
             "fill it or drop the row"
+        )
+    if not (is_target and values.dtype.kind in "biu"):  # else they are labels, and stay integers
+        exact = torch.as_tensor(values.to_numpy(dtype=np.float64, copy=True))
+        refuse_rounded(
+            exact,
+            torch.float32,
+            f"the numbers of column {column!r}",
+            lambda i: f"client {str(owners[i])!r}: ",
         )
 
 

@@ -1,7 +1,7 @@
 """Users' values (lists, arrays, images, data frames) as tensors, or as sequences not yet padded."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Union
 
 import numpy as np
@@ -27,29 +27,100 @@ Values = Union[  # noqa: UP007 (a name in quotes cannot be joined by |)
 ]
 
 
+@dataclass(frozen=True)
+class Table:
+    """Numbers (N, C) under the names of their columns, where there is no data frame."""
+
+    numbers: np.ndarray[Any, Any]
+    columns: tuple[str, ...]
+
+    def to_numpy(self) -> np.ndarray[Any, Any]:
+        return self.numbers
+
+
+ColumnNames = Mapping[str, Sequence[str]]
+"""The names of the columns of tables, by where these are, as in "inputs", "inputs.ids" or "targets[0]"."""
+
+
+@dataclass
+class ColumnOrder:
+    """The columns of tables. All tables at one place are brought into the order of the first."""
+
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)  # as `ColumnNames`
+    first: dict[str, str] = field(default_factory=dict)  # by place, which table has given the order
+    moved: dict[str, str] = field(default_factory=dict)  # one that had another order
+    nameless: dict[str, str] = field(default_factory=dict)  # something without names
+
+    @classmethod
+    def of(cls, columns: ColumnNames, whose: str) -> "ColumnOrder":
+        """The order that is known already, as of "those of training"."""
+        return cls({place: tuple(names) for place, names in columns.items()}, dict.fromkeys(columns, whose))
+
+    def arranged(self, array: Any, given: Sequence[Any], place: str, what: str) -> Any:
+        """An array, whose last dimension has these columns, in the order of the first; refuses other ones."""
+        mine = tuple(map(str, given))
+        if len(set(mine)) < len(mine):
+            twice = next(name for name in mine if mine.count(name) > 1)
+            raise InputError(f"{what} have two columns {twice!r}: rename one")
+        known = self.names.setdefault(place, mine)
+        first = self.first.setdefault(place, what)
+        if mine == known:
+            return array
+        if set(mine) != set(known):
+            lists = {
+                "missing": [n for n in known if n not in mine],
+                "not there": [n for n in mine if n not in known],
+            }
+            raise InputError(
+                f"{what} have other columns than {first} ("
+                + "; ".join(f"{kind}: {', '.join(names)}" for kind, names in lists.items() if names)
+                + "): give the same, or rename them"
+            )
+        self.moved.setdefault(place, what)
+        return array[..., [mine.index(name) for name in known]]
+
+    def refuse_nameless(self) -> None:
+        """Refuses arrays beside tables whose columns come in several orders."""
+        for place in self.moved.keys() & self.nameless.keys():
+            raise InputError(
+                f"{self.nameless[place]} have no column names, and those of {self.first[place]} and of "
+                f"{self.moved[place]} come in two orders: give names to all, or one order"
+            )
+
+
 def is_mapping(given: Any) -> bool:
     """Whether it has keys and values, as dicts do. Hugging Face's BatchEncoding is not a dict."""
     return isinstance(given, Mapping) or (hasattr(given, "keys") and not is_frame(given))
 
 
 def is_frame(given: Any) -> bool:
-    """Whether it is pandas' DataFrame or Series."""
-    return hasattr(given, "iloc") and hasattr(given, "to_numpy")
+    """Whether it is pandas' DataFrame or Series, or a table of ours."""
+    return isinstance(given, Table) or (hasattr(given, "iloc") and hasattr(given, "to_numpy"))
 
 
-def as_values(given: Any, what: str) -> Values:
+def as_values(given: Any, what: str, columns: ColumnOrder, place: str = "inputs") -> Values:
     """As tensors: arrays and lists become one, tuples and dicts keep their structure.
 
-    `what` starts the error message, as in "client 'ann': targets".
+    `what` starts the error message, as in "client 'ann': targets". Columns of tables are noted in `columns`,
+    and brought into the order that is known there of this `place`.
     """
     if is_mapping(given):
-        return {str(name): as_values(given[name], f"{what} {name}") for name in given.keys()}  # noqa: SIM118
+        return {
+            str(name): as_values(given[name], f"{what} {name}", columns, f"{place}.{name}")
+            for name in given.keys()  # noqa: SIM118
+        }
     if isinstance(given, tuple):
-        return tuple(as_values(part, f"{what} [{i}]") for i, part in enumerate(given))
-    if not isinstance(given, str | int | float | list | range) and not _is_array(given):
+        return tuple(
+            as_values(part, f"{what} [{i}]", columns, f"{place}[{i}]") for i, part in enumerate(given)
+        )
+    if not isinstance(given, str | int | float | list | range | Table) and not _is_array(given):
         raise InputError(f"{what} are a {type(given).__name__}: give a tensor, an array or a list")
+    if hasattr(given, "to_pandas") and hasattr(given, "columns"):
+        raise InputError(
+            f"{what} are a {type(given).__name__}: give x.to_pandas(), which has columns by name"
+        )
     try:
-        return _value(given, what)
+        return _value(_without_names(given, what, columns, place), what)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
@@ -81,12 +152,40 @@ def _is_array(given: Any) -> bool:
     return hasattr(given, "__array__") or hasattr(given, "__array_interface__")
 
 
+def _without_names(given: Any, what: str, columns: ColumnOrder, place: str) -> Any:
+    """Arrays in place of data frames, their columns in the order that is known of the place."""
+    if isinstance(given, list) and any(is_frame(row) or hasattr(row, "_fields") for row in given):
+        return [_arranged(row, _names(row, sample=True), what, columns, place) for row in given]
+    return _arranged(given, _names(given), what, columns, place)
+
+
+def _arranged(given: Any, names: Sequence[Any], what: str, columns: ColumnOrder, place: str) -> Any:
+    array = given.to_numpy() if is_frame(given) else np.asarray(given) if len(names) else given
+    if len(names) and set(names) != set(range(len(names))):
+        return columns.arranged(array, names, place, what)
+    empty = not given if isinstance(given, list) else getattr(array, "shape", (1,))[:1] in ((), (0,))
+    if not empty:
+        columns.nameless.setdefault(place, what)
+    return array[..., np.argsort(names)] if len(names) else array  # pandas' own names are positions
+
+
+def _names(given: Any, *, sample: bool = False) -> Sequence[Any]:
+    """The names of a table's columns, or a series' own; of a sample, those of its entries."""
+    if sample and hasattr(given, "_fields"):  # as of DataFrame.itertuples
+        return list(given._fields)
+    if not is_frame(given):
+        return ()
+    if hasattr(given, "columns"):
+        return list(given.columns)
+    if sample:
+        return list(given.index) if all(isinstance(name, str) for name in given.index) else ()
+    return () if given.name is None else (given.name,)
+
+
 def _value(given: Any, what: str) -> Tensor | Ragged:
     if isinstance(given, Tensor):
         return _dense(given, what)
-    if is_frame(given):
-        given = given.to_numpy()
-    elif not isinstance(given, list) and _is_array(given):
+    if not isinstance(given, list) and _is_array(given):
         given = _array(given, what)
     if isinstance(given, np.ndarray) and given.dtype.kind != "O":
         return _tensor(given)

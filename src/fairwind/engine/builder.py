@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fairwind.codecs import codec_of
 from fairwind.contract import Contribution, MemoryAlgorithm, PersonalAlgorithm, Stateless
 from fairwind.data.federation import Federation
-from fairwind.data.samples import cast
 from fairwind.engine.backends.backend import handwritten
 from fairwind.engine.checks import check_room
 from fairwind.engine.evaluation import Scorer
@@ -77,7 +76,7 @@ class BuiltEngine(NamedTuple):
     def place(self, federation: Federation) -> Federation:
         """Other clients' samples where these are, in the model's type."""
         there = self.federation
-        federation = replace(federation, inputs=cast(federation.inputs, self.x.dtype))
+        federation = federation.narrowed(self.x.dtype)
         return federation.to(there.device, keep_on_host=there.compute_device is not None)
 
     def threads(self, count: int) -> AbstractContextManager[None]:
@@ -105,7 +104,7 @@ def build_engine(
     """
     runs, machine, first = list(runs), find_machine(settings, ranks), next(iter(models.values()))
     dtype = next((p.dtype for p in first.parameters() if p.requires_grad), torch.float32)
-    federation = replace(federation, inputs=cast(federation.inputs, dtype))
+    federation = federation.narrowed(dtype)
     placed = Placement(*plan[:3]) if plan else place(settings, machine, federation.bytes)
     federation = federation.to(placed.device.value, keep_on_host=placed.data.value == "host")
     planner = Planner(

@@ -64,13 +64,15 @@ def client_scores(
     limit = max(16, model.evaluated_numbers // (max(64, model.per_sample) * at_once))
     judges = model.loss.as_score, *model.judges
     found = torch.zeros(len(judges), len(x), len(sizes), dtype=torch.float64, device=x.device)
-    for clients in chunks(sizes, limit)[ranks.rank :: ranks.world]:
+    tested = sizes.nonzero()[:, 0]
+    for part in chunks(sizes[tested], limit)[ranks.rank :: ranks.world]:
+        clients = tested[part]
         batches = _batches(pick(clients), sizes[clients], model.batch, limit)
-        judged = [model.scores(x, *federation.at(part)) for part in batches]
+        judged = [model.scores(x, *federation.at(batch)) for batch in batches]
         for of_clients, score, each in zip(found, judges, zip(*judged, strict=True), strict=True):
             values = torch.cat(each, dim=1)
             of_clients[:, clients.to(x.device)] = score.of_clients(values, sizes[clients])
-    return tuple(ranks.sum(*found))
+    return tuple(_over_ranks(found, sizes, ranks))
 
 
 def training_losses(model: Scorer, federation: Federation, x: Tensor, ranks: Ranks = ALONE) -> Tensor:
@@ -91,7 +93,7 @@ def _batches(samples: Tensor, sizes: Tensor, batch: int | None, limit: int) -> S
     if batch is None:
         return torch.split(samples, limit)
     own = samples.split_with_sizes(sizes.tolist())
-    return [part for each in own if len(each) for part in torch.split(each, batch)] or [samples]
+    return [part for each in own for part in torch.split(each, batch)]
 
 
 @torch.no_grad()

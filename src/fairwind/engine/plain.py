@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fairwind.data.counter import segments
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind, mapped, tensors
 from fairwind.engine import tuning
@@ -34,12 +35,16 @@ from fairwind.engine.modules import (
 from fairwind.errors import InputError, first_line
 from fairwind.layers import CountedRandomness, OperationCounter, counted, key_names
 from fairwind.layers.batch_norm import Masked, is_batch_norm
+from fairwind.runs.schema import Part
 from fairwind.scores import Score
 
 # Tolerance of gradients relative to their norm; in float32 cuDNN may round factors to TF32.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
 
 Randomness = Literal["none", "functional", "generator"]
+INTEGERS = torch.int64, torch.int32, torch.int16, torch.int8
+TABLES = nn.Embedding, nn.EmbeddingBag
+MAX_PLACES = 32  # of a sample, with a table each; longer samples are sequences, whose places share a table
 FITTED, AUGMENTED = 4, 8  # samples with which a loss and scores are tried, and an augmentation
 
 
@@ -108,6 +113,8 @@ class PlainModel:
             made.evaluation_randomness, _ = made._drawn(sample[0])
             made.train()
             made.randomness, made.replaces = made._drawn(sample[0])
+            for clients in filter(None, (federation, federation.new_clients)):
+                check_integers(made.module, clients)
             made.changed = [n for n in changed_buffers(made.module, sample[0]) if n in made.buffers]
             made._fit(federation, loss, score, batch_size)
             made.per_sample = activations(made.module, sample[0], made.dtype, made.dtype)
@@ -414,3 +421,34 @@ def explained(inputs: Any, targets: Any, hint: str = "", *, cannot: str = "train
         raise InputError(
             f"the model cannot {cannot} {given}: {type(error).__name__}: {first_line(error)}{hint}"
         ) from error
+
+
+def check_integers(module: nn.Module, federation: Federation, part: Part | None = None) -> None:
+    """Refuses samples of any client with a number that a module cannot look up, such as a token's.
+
+    Those with the least and the largest are tried; on a CPU, where an error leaves no GPU unusable.
+    """
+    module, chosen = duplicate(module).cpu().eval(), None
+    if part is not None:
+        start, sizes = federation.part(part)
+        owner, place = segments(sizes)
+        chosen = start[owner] + place
+    tables, rows = any(isinstance(layer, TABLES) for layer in module.modules()), set[int]()
+    for value in tensors(federation.inputs):
+        if value.dtype in INTEGERS or (tables and value.dtype != torch.bool):
+            some = value if chosen is None else value[chosen.to(value.device)]
+            least = most = some.reshape(len(some), -1)
+            if least.shape[1] > MAX_PLACES:
+                least, most = least.amin(1, keepdim=True), most.amax(1, keepdim=True)
+            rows |= {*least.argmin(0).tolist(), *most.argmax(0).tolist()}
+    for row in sorted(rows) if chosen is None else chosen[sorted(rows)].tolist():
+        sample = mapped(Tensor.cpu, federation.at(slice(row, row + 1))[0])
+        try:
+            draws(module, sample)
+        except Exception as error:  # whatever a user's module raises
+            numbers = torch.cat([t.double().reshape(-1) for t in tensors(sample)])
+            raise InputError(
+                f"{federation.whose(row)}the model cannot take a sample with numbers from "
+                f"{numbers.min():g} to {numbers.max():g}: {type(error).__name__}: {first_line(error)}: "
+                "an id must be from 0 to one less than the rows of its table, as of an embedding"
+            ) from error

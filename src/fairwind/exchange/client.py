@@ -20,6 +20,7 @@ from fairwind.contract import (
 )
 from fairwind.data.federation import Federation
 from fairwind.data.samples import take
+from fairwind.data.values import ColumnNames
 from fairwind.engine.builder import build_engine
 from fairwind.engine.checks import build, check_runs
 from fairwind.engine.evaluation import client_scores, split, training_losses
@@ -82,11 +83,13 @@ class LocalClient:
         settings: Settings | None = None,
         sends: Sends = "report",
         codec: str | None = None,
+        columns: ColumnNames | None = None,
     ):
         """Of the task's clients the one given, or the only one.
 
         Batches are drawn by the `number` of the client among all, which is `client` unless given. Updates are
-        sent by a `codec`, if the server asks for one.
+        sent by a `codec`, if the server asks for one. Columns with names are brought into the order of the
+        server's `columns`.
         """
         client, number, seed = python_numbers((client, number, seed))
         if sends == "sums":
@@ -112,7 +115,7 @@ class LocalClient:
         check_runs(runs, settings)
         self.engine = build_engine(
             {seed: build(task.model, seed)},
-            only(task.federation, client or 0),
+            only(task.federation, client or 0).arranged(columns or {}, "the server's"),
             runs,
             settings,
             loss=task.loss,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, NotRequired, TypedDict
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fairwind.contract import AnyAlgorithm
-from fairwind.data.samples import cast
 from fairwind.engine.evaluation import EvaluatedModel, views_of
 from fairwind.engine.executor import Run
 from fairwind.engine.losses.loss import cross_entropy
@@ -57,7 +55,7 @@ def scores_of(task: Task, module: nn.Module) -> tuple[Score, ...]:
     if task.score is not None:
         return as_scores(task.score)
     dtype = next((p.dtype for p in module.parameters() if p.requires_grad), torch.float32)
-    federation = replace(task.federation, inputs=cast(task.federation.inputs, dtype))
+    federation = task.federation.narrowed(dtype)
     return PlainModel.fitted(module, federation, task.loss, sharing=task.sharing).judges
 
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fairwind.data.values import ColumnNames
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.errors import InputError
 from fairwind.exchange.evaluation import Evaluations
@@ -128,7 +129,7 @@ class FederatedRun:
     def _name(self) -> str:
         return json.dumps(self.owner, sort_keys=True)
 
-    def export(self, module: nn.Module, *, engine: str) -> bool:
+    def export(self, module: nn.Module, *, engine: str, columns: ColumnNames | None = None) -> bool:
         """Writes results and models; the models alone, and returns False, if no client was ever evaluated.
 
         The final metrics are those of the models, or missing if nobody has evaluated these.
@@ -136,12 +137,12 @@ class FederatedRun:
         if evaluated := bool(self.evaluations.last):
             if not self.evaluations.are_of(self.aggregator.round):
                 self.evaluations.add(self.aggregator.round, {}, self.aggregator.counts())
-            self.finish(module, engine=engine)
+            self.finish(module, engine=engine, columns=columns)
         elif trained := self._trained(module):
             write_atomic(self.path / MODELS, save(trained))
         return evaluated
 
-    def finish(self, module: nn.Module, *, engine: str) -> ResultsFile:
+    def finish(self, module: nn.Module, *, engine: str, columns: ColumnNames | None = None) -> ResultsFile:
         """Results, scores of clients and the trained module, in the form of a comparison's."""
         aggregator, evaluations, task = self.aggregator, self.evaluations, self.owner["task"]
         clients = evaluations.of_clients()
@@ -165,7 +166,7 @@ class FederatedRun:
             config=self.owner,
             scores=evaluations.scores,
             environment=environment("cpu"),
-            federation=_described(task, clients),
+            federation=_described(task, clients, columns or {}),
             data=None,
             runs=rows,
             timing=timing(self.seconds, aggregator.round, 1, client_steps=None),
@@ -187,11 +188,11 @@ class FederatedRun:
         return trained
 
 
-def _described(name: str, clients: dict[str, Tensor]) -> FederationFacts:
+def _described(name: str, clients: dict[str, Tensor], columns: ColumnNames) -> FederationFacts:
     """A federation as far as its clients told of it."""
     train = clients["train_size"]
     known = train if len(train) else torch.zeros(1, dtype=torch.int64)
-    return {
+    facts: FederationFacts = {
         "name": name,
         "clients": len(train),
         "classes": None,
@@ -201,3 +202,6 @@ def _described(name: str, clients: dict[str, Tensor]) -> FederationFacts:
         "median": float(known.double().quantile(0.5)),
         "largest": int(known.max()),
     }
+    if columns:
+        facts["columns"] = {place: list(names) for place, names in columns.items()}
+    return facts

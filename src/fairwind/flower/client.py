@@ -1,5 +1,6 @@
 """A Flower client app that trains a task's client as the simulator does."""
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -91,7 +92,8 @@ def local_clients(
 
     def client_of(context: Context, config: Mapping[str, Any]) -> LocalClient:
         said = str(config["algorithm"]), str(config["sends"]), int(config["seed"]), config.get("codec")
-        key = context.node_id, *said
+        columns = str(config.get("columns", "{}"))
+        key = context.node_id, *said, columns
         if key not in made:
             while len(made) >= KEPT:
                 del made[next(iter(made))]
@@ -111,6 +113,7 @@ def local_clients(
                 settings=settings,
                 sends="sums" if said[1] == "sums" else "report",
                 codec=None if said[3] is None else str(said[3]),
+                columns=json.loads(columns),
             )
         return made[key]
 

@@ -1,5 +1,6 @@
 """A resumable Flower strategy for any algorithm."""
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_args
@@ -103,6 +104,9 @@ class AlgorithmStrategy(Strategy):
         self.module: nn.Module = build(model.model if isinstance(model, Task) else model, seed)
         scores = scores_of(model, self.module) if isinstance(model, Task) else as_scores(score)
         sharing = model.sharing if isinstance(model, Task) else ALL_SHARED
+        self.columns = (
+            model.federation.columns if isinstance(model, Task) else {}
+        )  # what nodes arrange theirs by
         division = Division.of(self.module, sharing)
         self.layout, self.seed = division.shared, seed
         x = self.layout.flatten(self.module)
@@ -404,6 +408,8 @@ class AlgorithmStrategy(Strategy):
         }
         if self.aggregator.codec is not None:
             said["codec"] = self.aggregator.codec.name
+        if self.columns:
+            said["columns"] = json.dumps(self.columns)
         return ConfigRecord({**config, **said})
 
     def _read(self, node: int, content: RecordDict) -> Reply:
@@ -428,7 +434,7 @@ class AlgorithmStrategy(Strategy):
 
     def _report(self) -> Path | None:
         """Models, and results and page where clients were evaluated."""
-        if self.run is None or not self.run.export(self.module, engine="Flower"):
+        if self.run is None or not self.run.export(self.module, engine="Flower", columns=self.columns):
             return None
         from fairwind.report import write_report  # what draws takes time to load
 

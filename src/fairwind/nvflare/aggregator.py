@@ -39,7 +39,7 @@ class AlgorithmAggregator(ModelAggregator):
         max_stalled: int = 3,
         defence: str | None = None,
     ):
-        """Of the task only the model is used, and how many clients it has, if several and not told.
+        """Of the task the model is used, the names of columns, and how many clients it has, if several.
 
         `fairwind.exchange` says what the other options mean; `defence` is a robust sum, such as "median", and
         `fairwind.codecs` says what a `codec` is. With `privacy`, ε is that of a training in which all clients
@@ -49,6 +49,7 @@ class AlgorithmAggregator(ModelAggregator):
         self.algorithm = build_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
         self.label = algorithm if isinstance(algorithm, str) else algorithm.name
         self.module, self.seed = build(task.model, seed), seed
+        self.columns = task.federation.columns  # what sites arrange theirs by
         division = Division.of(self.module, task.sharing)
         self.layout = division.shared
         x = self.layout.flatten(self.module)
@@ -71,6 +72,7 @@ class AlgorithmAggregator(ModelAggregator):
         said["kept"] = dict(server.kept)
         if server.codec is not None:
             said["codec"] = server.codec.name
+        said["columns"] = {place: list(names) for place, names in self.columns.items()}
         if server.round:  # the server holds each to what it said first
             said["first-loss"] = server.first_loss("")
         meta = {SAID: said}

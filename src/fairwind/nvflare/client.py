@@ -75,5 +75,6 @@ class AlgorithmExecutor(Executor):
                 seed=int(said["seed"]),
                 sends="sums" if said["sends"] == "sums" else "report",
                 codec=None if key[3] is None else str(key[3]),
+                columns=said.get("columns"),
             )
         return self.clients[key]

@@ -205,5 +205,5 @@ class AlgorithmController(FedAvg):
         """Models, and results and page where clients were evaluated."""
         from fairwind.report import write_report  # what draws takes time to load
 
-        if kept.export(self.aggregator.module, engine="NVFLARE"):
+        if kept.export(self.aggregator.module, engine="NVFLARE", columns=self.aggregator.columns):
             self.info(f"results and page: {write_report(kept.path)[0]}")

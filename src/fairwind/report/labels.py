@@ -33,7 +33,7 @@ def data_table(spec: str, federation: Federation) -> Table:
 
 def write_labels(directory: Path, federation: Federation) -> list[Path]:
     """Writes labels.html, and the figure as labels.pdf and labels.png; returns the paths."""
-    if federation.classes is None:
+    if not federation.has_labels:
         return []
     counts = federation.label_counts().numpy()
     shown = shown_largest(counts)
@@ -79,7 +79,7 @@ def shown_largest(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def spread(federation: Federation, counts: NDArray[np.int64], shown: NDArray[np.int64]) -> alt.Chart:
     """Each client a column, each class a row; the share of the client's samples is a colour."""
     classes = counts.shape[1]
-    names = federation.class_names or tuple(map(str, range(classes)))
+    names = [*federation.class_names, *map(str, range(len(federation.class_names), classes))]
     of = f"{len(shown)} of " if len(shown) < len(federation) else ""
     rows = [
         {
@@ -197,6 +197,9 @@ def _sizes(groups: dict[str, int]) -> str:
 
 def _finding(counts: NDArray[np.int64]) -> str:
     """One sentence: how unlike the whole the clients' labels are."""
+    counts = counts[counts.sum(1) > 0]  # the others have only labels that do not count
+    if not len(counts):
+        return "No label is that of a class."
     share, whole = counts / counts.sum(1, keepdims=True), counts.sum(0) / counts.sum()
     distance = np.abs(share - whole).sum(1) / 2  # total variation
     most = counts.max(1) / counts.sum(1)

@@ -50,7 +50,9 @@ class Attack(NamedTuple):
                 for k in liars.nonzero()[:, 0].tolist()
             ]
             mine = torch.cat([*places, torch.empty(0, dtype=torch.int64)]).to(targets.device)
-            targets = targets.index_put((mine,), self.relabel(targets[mine], federation.classes))
+            before, classes = targets[mine], federation.classes
+            labels = (before >= 0) & (before < classes)  # others are ignored, such as −100
+            targets = targets.index_put((mine,), torch.where(labels, self.relabel(before, classes), before))
         if not federation.test[~liars].any():
             raise InputError("no client that is honest has test samples: give a smaller share of liars")
         honest = {name: getattr(federation, name) * ~liars for name in ("test", "validation")}

@@ -290,6 +290,7 @@ class FederationFacts(Origin):
     largest: int
     new_clients: NotRequired[int]
     groups: NotRequired[dict[str, int]]
+    columns: NotRequired[dict[str, list[str]]]
     commonest: NotRequired[float]
 
 

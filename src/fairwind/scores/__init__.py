@@ -74,7 +74,16 @@ class Score:
     def of_clients(self, values: Tensor, lengths: Tensor) -> Tensor:
         """Each client's score (R, K) from (R, M) or (R, M, S), NaN without samples; accuracies in percent."""
         found = (self.per_client or ratio)(values if values.dim() > 2 else values[..., None], lengths)
-        there = lengths.to(values.device) > 0
+        shape = len(values), len(lengths)
+        if not isinstance(found, Tensor) or found.shape != shape:
+            given = (
+                f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            )
+            raise InputError(
+                f"per_client of the score {self.name!r} gives {given}: let it return a tensor {shape}, with "
+                "a row for each model and a number for each client"
+            )
+        there, found = lengths.to(values.device) > 0, found.double()
         return torch.where(there, 100 * found if self.percent else found, torch.nan)
 
 
@@ -170,7 +179,7 @@ def _f1(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 f1 = _own("f1", _counts, per_client=_f1)
-"""F1 of class 1 if there are two classes, else the mean over the classes that a client has."""
+"""F1 of class 1 if there are two classes, else the mean over the classes that occur or are predicted."""
 
 
 def _iou(values: Tensor, lengths: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """Any module's loss and scores on every client's samples."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fairwind.data import samples
 from fairwind.data.federation import Federation
 from fairwind.engine import tuning
 from fairwind.engine.evaluation import client_scores, split
@@ -15,7 +14,7 @@ from fairwind.engine.losses.loss import Loss, cross_entropy
 from fairwind.engine.losses.scoring import fit_scores
 from fairwind.engine.machine import find_machine, matmul_precision, seed_generators
 from fairwind.engine.modules import activations, call, draws
-from fairwind.engine.plain import FITTED, explained, judged
+from fairwind.engine.plain import FITTED, check_integers, explained, judged
 from fairwind.engine.plan import place
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
@@ -24,7 +23,7 @@ from fairwind.layers.batch_norm import is_batch_norm
 from fairwind.metrics import model_metrics
 from fairwind.runs.schema import GroupAverage, ModelMetrics, Part
 from fairwind.scores import Score
-from fairwind.serving.model import dtype_of, placed
+from fairwind.serving.model import COLUMNS, dtype_of, placed
 from fairwind.task import Task
 
 
@@ -112,12 +111,14 @@ def evaluate(
         )
     if not federation.part(part)[1].any():
         raise InputError(f"no client has {part} samples")
+    federation = federation.arranged(getattr(model, COLUMNS, {}), "those of training")
     settings = Settings(device=str(device), precision="float32")
     placement = place(settings, find_machine(settings), federation.bytes)
     on_device = torch.device(placement.device.value)
-    federation = replace(federation, inputs=samples.cast(federation.inputs, dtype_of(model)))
+    federation = federation.narrowed(dtype_of(model))
     federation = federation.to(on_device, keep_on_host=placement.data.value == "host")
     with matmul_precision("float32", on_device), torch.random.fork_rng(range(torch.cuda.device_count())):
+        check_integers(model, federation, part)
         scorer = _Scorer(placed(model, on_device), federation, loss, score, batch_size)
         sizes, pick = split(federation, part)
         found = client_scores(scorer, federation, torch.empty(1, 0, device=on_device), sizes, pick)

@@ -1,6 +1,7 @@
 """A trained model as a file: its state dict, or an ONNX graph that runs without PyTorch."""
 
 import io
+import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from fairwind.data.federation import Federation
 from fairwind.data.samples import Samples, cast, mapped, named, take, tensors
+from fairwind.data.values import ColumnNames
 from fairwind.engine.modules import call, read
 from fairwind.errors import InputError, first_line, needs_extra
 from fairwind.runs.files import write_atomic
@@ -48,7 +50,7 @@ def write_model(module: nn.Module, to: Path, federation: Federation) -> Path:
     """Writes a module, which takes the federation's inputs."""
     if to.suffix != ONNX:
         return write_state(module.state_dict(), to)
-    return write_atomic(to, as_onnx(module, federation.inputs))
+    return write_atomic(to, as_onnx(module, federation.inputs, federation.columns))
 
 
 def _reading(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,8 +63,11 @@ def _reading(forward: Callable[..., Any]) -> Callable[..., Any]:
     return read_forward
 
 
-def as_onnx(module: nn.Module, inputs: Samples) -> bytes:
-    """A module as an ONNX graph for any number of samples; checked against the module on a few inputs."""
+def as_onnx(module: nn.Module, inputs: Samples, columns: ColumnNames | None = None) -> bytes:
+    """A module as an ONNX graph for any number of samples; checked against the module on a few inputs.
+
+    Names of columns are in its metadata, as JSON under `columns`.
+    """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(package) is None:
             raise needs_extra("an ONNX file", package, "onnx")
@@ -81,7 +86,11 @@ def as_onnx(module: nn.Module, inputs: Samples) -> bytes:
                 module, **arguments, dynamic_shapes=shapes, dynamo=True, verbose=False
             )
             assert program is not None
-            data: bytes = program.model_proto.SerializeToString()
+            proto = program.model_proto
+            if columns:
+                names = json.dumps({place: list(each) for place, each in columns.items()})
+                proto.metadata_props.add(key="columns", value=names)
+            data: bytes = proto.SerializeToString()
     except Exception as error:  # whatever the exporter raises at a user's module
         raise _impossible(first_line(error.__cause__ or error)) from error
     _check(data, module, given)

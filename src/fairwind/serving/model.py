@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from fairwind.data.federation import Federation
 from fairwind.data.padding import as_samples
-from fairwind.data.samples import Samples, cast, kind, mapped, named, take, tensors
+from fairwind.data.samples import Samples, kind, mapped, named, narrowed, take, tensors
+from fairwind.data.values import ColumnNames, ColumnOrder
 from fairwind.engine.checks import build
 from fairwind.engine.layout import Layout
 from fairwind.engine.machine import find_machine, matmul_precision
@@ -18,6 +19,8 @@ from fairwind.engine.settings import Settings
 from fairwind.errors import InputError, first_line, whole
 from fairwind.runs.schema import Part
 from fairwind.task import Task
+
+COLUMNS = "fairwind_columns"  # a trained module's attribute: the names of the columns that it takes
 
 
 def trained(task: Task, seed: int, state: Mapping[str, Tensor], own: int | None = None) -> nn.Module:
@@ -69,9 +72,9 @@ def samples_of(federation: Federation, k: int, part: Part = "test") -> Samples:
     return inputs
 
 
-def read_inputs(given: Any, like: Samples) -> Samples:
-    """A user's inputs as samples, refused if they are not built as the task's."""
-    samples = as_samples(given)
+def read_inputs(given: Any, like: Samples, columns: ColumnNames) -> Samples:
+    """A user's inputs as samples, refused if they are not built as the task's, which have these columns."""
+    samples = as_samples(given, ColumnOrder.of(columns, "those of training"))
     mine, theirs = dict(named(samples)), dict(named(like))
     same = mine.keys() == theirs.keys() and all(mine[path].ndim == theirs[path].ndim for path in mine)
     if not same:
@@ -97,7 +100,7 @@ def _as_real(samples: Samples, real: set[str], path: str = "") -> Samples:
         return {n: _as_real(part, real, f"{path}.{n}" if path else str(n)) for n, part in samples.items()}
     if isinstance(samples, tuple):
         return tuple(_as_real(part, real, f"{path}[{i}]") for i, part in enumerate(samples))
-    return samples.float() if path in real else samples
+    return samples.double() if path in real else samples
 
 
 @torch.no_grad()
@@ -110,7 +113,7 @@ def outputs_of(
     values = chain(module.parameters(), module.buffers())
     if any(m.training for m in module.modules()) or any(value.device != place for value in values):
         module = placed(module, place)
-    given = cast(inputs if count else take(like, slice(0, 1)), dtype_of(module))
+    given = narrowed(inputs if count else take(like, slice(0, 1)), dtype_of(module))
     parts = []
     with matmul_precision("float32", place):
         for begin in range(0, max(count, 1), batch_size):

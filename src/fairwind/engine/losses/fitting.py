@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fairwind.data.federation import Federation
-from fairwind.data.samples import hash_into, mapped, take, tensors
+from fairwind.data.samples import hash_into, mapped, refuse_rounded, take, tensors
 from fairwind.engine import tuning
 from fairwind.engine.losses.loss import IGNORED, Loss, cross_entropy
 from fairwind.engine.losses.pytorch import CLASSES, as_module, entropy_loss, fitted, is_known
@@ -73,10 +73,13 @@ def fit_loss(loss: Any, raw: Any, targets: Any, federation: Federation, batch_si
         return Loss("model", _own_loss, "batch", batch_size=batch_size, own=True)
     outputs, given = read(raw), as_module(loss)
     known = is_known(given)
-    if loss is cross_entropy or (known and isinstance(given, CLASSES)):
-        check_labels(federation, outputs, given)
-    elif known and isinstance(given, (*BINARY, *SIGNS)):
-        check_values(federation, given)
+    for clients in filter(None, (federation, federation.new_clients)):
+        if loss is cross_entropy or (known and isinstance(given, CLASSES)):
+            check_labels(clients, outputs, given)
+        elif known and isinstance(given, (*BINARY, *SIGNS)):
+            check_values(clients, given)
+        elif known and isinstance(clients.targets, Tensor):
+            refuse_rounded(clients.targets, first_output(outputs).dtype, "targets", clients.whose)
     if loss is cross_entropy:
         assert isinstance(federation.targets, Tensor)
         usual, first = nn.CrossEntropyLoss(), first_output(outputs)
@@ -225,11 +228,6 @@ def sample_weights(loss: Loss, outputs: Any, federation: Federation) -> Tensor |
     return torch.cat(parts).double()
 
 
-def client_of(federation: Federation, sample: int) -> str:
-    """The name of the client that has a sample."""
-    return federation.names[int((federation.start <= sample).sum()) - 1]
-
-
 def check_values(federation: Federation, module: nn.Module) -> None:
     """Refuses targets that PyTorch's losses of two classes take without a word, and cannot mean."""
     targets, name = federation.targets, type(module).__name__
@@ -244,7 +242,7 @@ def check_values(federation: Federation, module: nn.Module) -> None:
         at = tuple(places[0].tolist())
         value = targets[at].item()
         raise InputError(
-            f"client {client_of(federation, at[0])!r} has target {value:g}, but {name} needs {needed}"
+            f"client {federation.client_of(at[0])!r} has target {value:g}, but {name} needs {needed}"
         )
 
 
@@ -279,7 +277,7 @@ def check_labels(federation: Federation, outputs: Any, module: Any) -> None:
     wrong = (((labels < 0) | (labels >= classes)) & (labels != ignored)).nonzero()
     if len(wrong):
         at = tuple(wrong[0].tolist())
-        client = client_of(federation, at[0])
+        client = federation.client_of(at[0])
         one = "; for one output take nn.BCEWithLogitsLoss()" if classes == 1 else ""
         raise InputError(
             f"client {client!r} has label {int(labels[at])}, but the model has {classes} outputs: "

@@ -70,8 +70,11 @@ def _aligned(loss: Loss, raw: Any, targets: Any) -> bool:
 
 def _check(score: Score, loss: Loss, outputs: Any, targets: Any, every_target: Any) -> None:
     """Refuses a score without one number per sample, or that right outputs do not bring to its best value."""
+    samples = len(tensors(targets)[0])
     try:
         found = score.per_sample(outputs, targets)
+        if score.per_client is not None:
+            score.of_clients(found[None], torch.tensor([samples]))
         if score.reads is not None and score.name in OF_LABELS:
             _check_two_classes(first_output(outputs), targets, every_target)
     except InputError as error:
@@ -82,7 +85,6 @@ def _check(score: Score, loss: Loss, outputs: Any, targets: Any, every_target: A
             f"the score {score.name!r} fails on {given}: {type(error).__name__}: {first_line(error)}; give "
             "another score, such as score='loss'"
         ) from error
-    samples = len(tensors(targets)[0])
     shape = tuple(found.shape)
     if shape[:1] != (samples,) or len(shape) > (2 if score.per_client or score.reads else 1):
         raise InputError(f"the score {score.name!r} is not one number per sample but {shape} for {samples}")
