@@ -23,8 +23,14 @@ from fairwind.runs.environment import environment
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "gpu.json"
-TESTS = ("tests/engine", "tests/layers", "tests/models", "tests/algorithms")
-ON_CPU = ("test_cache", "test_crash_cache", "test_plan_record", "test_classifier", "test_convolutions")
+TESTS = (
+    "tests/engine",
+    "tests/layers",
+    "tests/models",
+    *(f"tests/algorithms/test_{name}.py" for name in ("accelerated", "fair", "negative")),
+)
+# Of compiled code on a CPU, of plans, and comparisons with what a test computes on a CPU.
+ON_CPU = ("cache", "crash_cache", "plan_record", "classifier", "convolutions", "personal")
 MAY_FALL = 0.15  # of a ratio
 TIMED = {  # by name: task of benchmarks/tasks.py, runs, precision
     "synthetic-1": ("synthetic", 1, "tf32"),
@@ -44,7 +50,7 @@ Result = dict[str, Any]
 
 def tests(folder: Path, workers: int) -> subprocess.Popen[bytes]:
     """Starts the engine's tests on the GPU."""
-    ignored = [f"--ignore=tests/engine/{name}.py" for name in ON_CPU]
+    ignored = [f"--ignore=tests/engine/test_{name}.py" for name in ON_CPU]
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(workers), *ignored]
     env = os.environ | {"FAIRWIND_TEST_DEVICE": "cuda"}
     with (folder / "tests.log").open("wb") as log:

@@ -42,7 +42,7 @@ def test_a_step_that_cannot_be_compiled_for_all_row_counts_runs_uncompiled(ragge
         made.step()
         return made
 
-    with pytest.warns(SlowPathWarning, match="uncompiled, and slower.*any number of models"):
+    with pytest.warns(SlowPathWarning, match="uncompiled, and slower"):
         compiled = step("on")
     torch.testing.assert_close(compiled.x, step("off").x)
 
