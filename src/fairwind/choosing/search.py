@@ -1,4 +1,7 @@
-"""The search: Optuna proposes settings in batches; a batch is a stack, which the worse ones leave early."""
+"""The search: Optuna proposes settings in batches; a batch is a stack, which the worse ones leave early.
+
+The defaults are trained to the end, so that the choice is never worse on the validation samples.
+"""
 
 import math
 import time
@@ -20,7 +23,7 @@ from fairwind.runs.recipe import Recipe
 from fairwind.runs.spec import parameters, with_parameters
 from fairwind.task import Task
 
-KEPT_SHARE = 1 / 3  # of the settings stays at each halving
+KEPT_SHARE = 1 / 3  # of the settings stays at each rung, besides the defaults
 FIRST_ROUNDS = 10  # at least, before a setting may leave
 BATCH = 32  # settings that are proposed together; the second batch learns from the first
 CHECKPOINT_SECONDS = 30
@@ -136,7 +139,7 @@ def search(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict
         else:
             say(f"{wanted} settings, {asked.rungs[0]} to {asked.rounds} rounds each")
             began = time.perf_counter()
-            trials, spent = _raced(asked, settings, folder, say)
+            trials, spent = _raced(asked, settings, len(asked.algorithms) - first, folder, say)
             spent["seconds"] = time.perf_counter() - began
             if finished is not None:
                 write_json(finished, {"trials": trials, "cost": spent})
@@ -250,10 +253,18 @@ class Stack(NamedTuple):
 
 
 def _raced(
-    asked: Search, settings: list[tuple[str, float]], folder: Path | None, say: Callable[[str], None]
+    asked: Search,
+    settings: list[tuple[str, float]],
+    defaults: int,
+    folder: Path | None,
+    say: Callable[[str], None],
 ) -> tuple[list[Trial], dict[str, float]]:
-    """Trains a batch, from rung to rung; two thirds of the settings leave at each."""
+    """Trains a batch, from rung to rung; two thirds of the settings leave at each.
+
+    The batch's first `defaults` settings stay, so that the choice is among them.
+    """
     begun, stacks, results = _restored(asked, settings, folder)
+    stay = set(settings[: max(0, defaults)])
     for place, rung in enumerate(asked.rungs[begun:], begun):
         for stack in stacks:
             _train(asked, stack, rung, folder)
@@ -263,7 +274,8 @@ def _raced(
         best = results[running[0]]
         say(f"round {rung}: {len(running)} settings, the best is {best.spec} (local rate {best.lr:g})")
         if rung < asked.rounds:
-            left = set(running[: max(1, math.ceil(len(running) * KEPT_SHARE))])
+            others = [setting for setting in running if setting not in stay]
+            left = stay | set(others[: math.ceil(len(others) * KEPT_SHARE)])
             stacks = [narrowed for stack in stacks if (narrowed := _narrowed(asked, stack, left)) is not None]
             _save(folder, place + 1, stacks, results)
     cost = dict.fromkeys(("rounds", *Cost._fields), 0.0)
@@ -309,7 +321,12 @@ def _trials(asked: Search, stack: Stack) -> list[Trial]:
         simulation.evaluate()
     sign = simulation.scores[0].sign
     newest = simulation.history[-len(simulation.views) :]
-    lines = [line for line, view in zip(newest, simulation.views, strict=True) if view.model == "global"]
+    # Of a run with personal models these come last: what clients use is what is judged.
+    lines = {
+        view.run: line
+        for line, view in zip(newest, simulation.views, strict=True)
+        if view.model != "averaged"
+    }
     return [
         Trial(
             spec,
@@ -319,7 +336,7 @@ def _trials(asked: Search, stack: Stack) -> list[Trial]:
             line["worst30"],
             *asked.aim.judge(line["avg"], line["worst30"], sign),
         )
-        for spec, line in zip(stack.specs, lines, strict=True)
+        for spec, line in zip(stack.specs, lines.values(), strict=True)
     ]
 
 

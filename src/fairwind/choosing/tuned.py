@@ -121,8 +121,9 @@ def tune(
     models (`finetune`), and new clients are left to the end. The search looks at validation samples only,
     which are taken from the training samples if the federation has none; `seeds` are those of the final
     comparison on the test samples. `local_rates` are further local learning rates to try. Settings train
-    together, and two thirds leave at a third of the rounds, and so on. With `out`, the same call goes on
-    after a kill. The other options are those of `compare`.
+    together, and two thirds leave at a third of the rounds, and so on; the defaults of all algorithms are
+    trained to the end. Where clients have personal models, as with ditto, these are judged. With `out`, the
+    same call goes on after a kill. The other options are those of `compare`.
     """
     refuse_unknown(options, tune)
     say = _say if progress else _quiet
@@ -137,6 +138,11 @@ def tune(
     names = tuple(name for name in every if name.partition(":")[0] not in BASELINES)
     if not names:
         raise InputError("there is nothing to search: name at least one algorithm that is no baseline")
+    if trials < len(names):
+        raise InputError(
+            f"trials={trials} is too few for the defaults of {len(names)} algorithms, which are all tried: "
+            f"give at least {len(names)}, or fewer algorithms"
+        )
     settings = replace(settings, finetune=0)  # which is for the end
     if search_seed in final_seeds:
         raise InputError(f"seed {search_seed} is the search's: give other seeds, or another search_seed")
@@ -158,11 +164,11 @@ def tune(
     )
     found, cost = _searched(asked, say)
     chosen = best(found)
-    say(f"{chosen.spec} is {asked.aim} on the validation samples")
     if chosen.kind < FAIR:
         raise InputError(
             "no setting is as fair as asked or none converged: allow more points, or more trials"
         )
+    say(f"{chosen.spec} is {asked.aim} on the validation samples")
     solver = replace(solver, lr=chosen.lr)
     final: Options = {**options, "rounds": settings.rounds, "solver": solver}
     kept = None if folder is None else folder / "test"
