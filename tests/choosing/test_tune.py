@@ -1,5 +1,7 @@
 """The search: settings leave a stack unnoticed by others, kills cost nothing, test samples stay unread."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,18 +289,67 @@ def test_a_kill_between_checkpoints_and_their_list_mixes_no_settings(
     assert tuned_quietly(asked, out=tmp_path / "killed", **options).trials == whole.trials
 
 
+def another_number(content: Any) -> None:
+    """The best trial becomes the worst: a search that believes it chooses another."""
+    trials = content.get("trials") or content["results"]
+    best = max(trials, key=lambda trial: trial[5:])
+    best[6] = -1000.0
+
+
+FALSIFIED = {
+    "another number": another_number,
+    "null": lambda content: content.update(trials=None, results=None),
+    "a missing field": lambda content: (content.pop("cost", 0), content.pop("results", 0)),
+    "of an earlier version": lambda content: content.pop("sha256"),
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuned, Path]:
+    """A finished search, and its directory."""
+    path = tmp_path_factory.mktemp("search") / "a"
+    return tuned_quietly(task(), out=path, trials=6, algorithms=["fedavg", "adafedadam"], seeds=[1]), path
+
+
 @pytest.mark.parametrize("name", ["batch-1.json", "batch-1/rungs.json", "search.json"])
-def test_damaged_files_are_made_again_or_named(name: str, tmp_path: Path) -> None:
-    first = tuned_quietly(task(), out=tmp_path / "a", trials=5)
-    if name != "search.json":  # as before the search was finished
-        (tmp_path / "a" / "search.json").unlink()
-    file = tmp_path / "a" / name
-    file.write_bytes(file.read_bytes()[:-20])
-    if name == "search.json":
-        with pytest.raises(InputError, match=name):
-            tuned_quietly(task(), out=tmp_path / "a", trials=5)
+@pytest.mark.parametrize("damage", [*FALSIFIED, "cut"])
+def test_damaged_files_are_made_again_or_named(
+    damage: str, name: str, small: tuple[Tuned, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, kept = small
+    out = Path(shutil.copytree(kept, tmp_path / "a"))
+    for later in {"batch-1.json": ["search.json"], "search.json": []}.get(
+        name, ["search.json", "batch-1.json"]
+    ):  # as before the search was finished
+        (out / later).unlink()
+    file = out / name
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-20])
     else:
-        assert tuned_quietly(task(), out=tmp_path / "a", trials=5).trials == first.trials
+        content = json.loads(file.read_bytes())
+        FALSIFIED[damage](content)
+        file.write_text(json.dumps(content))
+    again: dict[str, Any] = {"out": out, "trials": 6, "algorithms": ["fedavg", "adafedadam"], "seeds": [1]}
+    if name == "search.json":
+        with pytest.raises(InputError, match=r"search\.json cannot be read .*; delete it, and the same call"):
+            tuned_quietly(task(), **again)
+        file.unlink()
+        assert tuned_quietly(task(), **again).trials == first.trials
+        return
+    found = tuned_quietly(task(), **again, progress=True)
+    assert found.trials == first.trials
+    assert found.spec == first.spec
+    assert f"{file.name} is damaged" in capsys.readouterr().err
+
+
+def test_batches_of_another_search_are_not_read(small: tuple[Tuned, Path], tmp_path: Path) -> None:
+    """The settings are the same, the data are not: what was found on other samples counts nothing."""
+    out = Path(shutil.copytree(small[1], tmp_path / "a"))
+    shutil.rmtree(out / "test")
+    (out / "search.json").unlink()
+    other = replace(task(), federation=make_federation(SIZES, seed=1).with_validation(0.2))
+    options: dict[str, Any] = {"trials": 6, "algorithms": ["fedavg", "adafedadam"], "seeds": [1]}
+    assert tuned_quietly(other, out=out, **options).trials == tuned_quietly(other, **options).trials
 
 
 def test_a_search_with_other_settings_or_another_loss_is_another(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from fairwind.choosing.search import FAIR, Aim, Search, Trial, search
 from fairwind.comparison import Comparison
 from fairwind.engine.settings import Options, names_of
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, first_line, in_range, needs_extra, python_numbers, unknown, whole
-from fairwind.runs.files import read_json, write_json
+from fairwind.errors import InputError, damaged, in_range, needs_extra, python_numbers, unknown, whole
+from fairwind.runs.files import read_sealed, sealed, write_json
 from fairwind.runs.folder import held
 from fairwind.runs.recipe import Recipe
 from fairwind.runs.spec import arguments, parameters
@@ -229,41 +229,38 @@ def _with_validation(task: Task, say: Callable[[str], None]) -> Task:
 
 def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict[str, float]]:
     """The search, unless its directory has it already."""
-    if asked.folder is None:
+    folder = asked.folder
+    if folder is None:
         return search(asked, say)
     identity = json.loads(json.dumps(_identity(asked)))
+    asked = asked._replace(owner=str(sealed(identity)["sha256"]))
     try:
-        asked.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot write to {asked.folder}: {error.strerror}; give another out") from None
-    with held(asked.folder):
-        place = asked.folder / SEARCHED
+        raise InputError(f"cannot write to {folder}: {error.strerror}; give another out") from None
+    with held(folder):
+        place = folder / SEARCHED
         if place.exists():
             content = _read_search(place)
             for name, value in identity.items():
                 if content["asked"].get(name) != value:
-                    raise InputError(
-                        f"{asked.folder} holds a search that differs in its {name}; give another out"
-                    )
+                    raise InputError(f"{folder} holds a search that differs in its {name}; give another out")
             if "trials" in content:
-                return [Trial(*each) for each in content["trials"]], content["cost"]
+                return content["trials"], content["cost"]
         else:
-            write_json(place, {"asked": identity})
+            write_json(place, sealed({"asked": identity}))
         found, cost = search(asked, say)
-        write_json(place, {"asked": identity, "cost": cost, "trials": found})
+        write_json(place, sealed({"asked": identity, "cost": cost, "trials": found}))
     return found, cost
 
 
 def _read_search(place: Path) -> dict[str, Any]:
-    try:
-        content = read_json(place)
-        if not isinstance(content["asked"], dict):
-            raise ValueError("it is no search")
-        for trial in content.get("trials", []):
-            Trial(*trial)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{place} cannot be read ({first_line(error)}): give another out") from None
-    return content
+    remedy = "delete it, and the same call makes it again from its batches; or give another out"
+    with damaged(lambda: f"{place} cannot be read", remedy):
+        content = read_sealed(place)
+        if "trials" in content:
+            content["trials"] = [Trial(*each) for each in content["trials"]]
+        return content
 
 
 def _identity(asked: Search) -> dict[str, Any]:

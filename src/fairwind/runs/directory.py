@@ -25,8 +25,8 @@ from fairwind.runs.files import (
     RESULTS,
     append,
     default_cache,
-    is_sealed,
     read_json,
+    read_sealed,
     sealed,
     write_atomic,
     write_json,
@@ -69,9 +69,7 @@ class RunDirectory:
     def open(cls, path: Path) -> "RunDirectory":
         """The directory of an earlier comparison; a lost recipe is restored from a checkpoint."""
         try:
-            content = read_json(path / RECIPE)
-            if not is_sealed(content):
-                raise ValueError(f"{RECIPE} is damaged (its SHA-256 differs)")
+            content = read_sealed(path / RECIPE)
             if FEDERATED not in content:
                 return cls(path, content)
         except (FileNotFoundError, NotADirectoryError):

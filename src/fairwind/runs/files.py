@@ -78,6 +78,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The object in a JSON file that was written `sealed`; ValueError if it was changed since."""
+    content = read_json(path)
+    if not is_sealed(content):
+        raise ValueError(f"{path.name} is damaged (its SHA-256 differs)")
+    return content
+
+
 def sealed(content: Mapping[str, object]) -> dict[str, object]:
     """The content with its own digest, which `is_sealed` verifies."""
     return {**content, "sha256": _seal(content)}
