@@ -1,7 +1,6 @@
 """The result of a search: the choice, its cost, and how it does beside every default on the test part."""
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from fairwind.runs.files import read_sealed, sealed, write_json
 from fairwind.runs.folder import held
 from fairwind.runs.recipe import Recipe
 from fairwind.runs.spec import arguments, parameters
+from fairwind.runs.training import messages
 from fairwind.task import Task
 
 VALIDATION = 0.1  # share of the samples, where a federation has no validation part
@@ -86,7 +86,7 @@ class Tuned:
 
 
 def _say(text: str) -> None:
-    print(f"tune: {text}", file=sys.stderr, flush=True)
+    messages().print(f"tune: {text}", soft_wrap=True)
 
 
 def _quiet(text: str) -> None:

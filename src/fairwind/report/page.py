@@ -17,7 +17,7 @@ from fairwind.report.html import (
     measures_table,
     plain_spec,
     section,
-    write_figure,
+    write_figures,
 )
 from fairwind.report.legend import legend_html, shared
 from fairwind.report.newcomers import new_clients_section
@@ -59,10 +59,7 @@ def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
     (directory / "figures").mkdir(exist_ok=True)
     written = [write_atomic(directory / "report.html", page(record, specs, runs).encode())]
     (directory / INTERIM).unlink(missing_ok=True)
-    paper = theme(record.labels, "light")
-    for name, spec in specs.items():
-        written += write_figure(directory / "figures" / name, spec, paper)
-    return written
+    return written + write_figures(directory / "figures", specs, theme(record.labels, "light"))
 
 
 def figures(record: Record) -> dict[str, Spec]:
