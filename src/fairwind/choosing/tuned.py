@@ -14,7 +14,7 @@ from fairwind.engine.settings import Options, names_of
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, damaged, in_range, needs_extra, python_numbers, unknown, whole
 from fairwind.runs.files import read_sealed, sealed, write_json
-from fairwind.runs.folder import held
+from fairwind.runs.folder import check_writable, held
 from fairwind.runs.recipe import Recipe
 from fairwind.runs.spec import arguments, parameters
 from fairwind.runs.training import messages
@@ -238,8 +238,8 @@ def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], d
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror}; give another out") from None
-    with held(folder):
-        place = folder / SEARCHED
+    place = folder / SEARCHED
+    with held(folder, reading=place.exists()):
         if place.exists():
             content = _read_search(place)
             for name, value in identity.items():
@@ -247,7 +247,8 @@ def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], d
                     raise InputError(f"{folder} holds a search that differs in its {name}; give another out")
             if "trials" in content:
                 return content["trials"], content["cost"]
-        else:
+        check_writable(folder)
+        if not place.exists():
             write_json(place, sealed({"asked": identity}))
         found, cost = search(asked, say)
         write_json(place, sealed({"asked": identity, "cost": cost, "trials": found}))
