@@ -17,6 +17,7 @@ from fairwind.choosing import Aim, Trial, Tuned, search, tune, tuned
 from fairwind.engine.executor import Run
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
+from fairwind.report.search import Page, Point, plane
 from fairwind.runs.files import write_json
 from fairwind.runs.spec import parameters
 from narrowed import config_of
@@ -227,6 +228,25 @@ def test_baselines_stand_beside_the_choice_in_the_end(tmp_path: Path) -> None:
     assert "2 clients took no part in training: 0, 3." in page
     plain = tuned_quietly(asked, algorithms="fedavg", trials=3, rounds=6)
     assert [trial.order for trial in plain.trials] == [trial.order for trial in found.trials]
+
+
+def test_the_page_rings_the_choice_also_where_it_is_a_default(small: tuple[Tuned, Path]) -> None:
+    """Which is called by its name alone, and was tried with its parameters."""
+    found = small[0]
+    points = [Point(*trial) for trial in found.trials]
+    facts: dict[str, Any] = {
+        "task": "",
+        "aim": "",
+        "runs": 1.0,
+        "sample_gradients": 1.0,
+        "ahead": {},
+        "facts": {},
+    }
+    for place, name in enumerate(("fedavg", "adafedadam")):
+        page = Page(choice=name, chosen=place, points=points, results=found.compared.results, **facts)
+        drawn = plane(page).to_dict()
+        (ringed,) = drawn["datasets"][drawn["layer"][1]["data"]["name"]]
+        assert (ringed["average"], ringed["rounds"]) == (points[place].average, 36)
 
 
 @pytest.mark.parametrize(

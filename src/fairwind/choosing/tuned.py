@@ -61,6 +61,7 @@ class Tuned:
         page = Page(
             task=results["task"],
             choice=self.spec,
+            chosen=self.trials.index(self.choice),
             aim=self.aim,
             points=[Point(*trial) for trial in self.trials],
             runs=self.cost["rounds"] / rounds,
