@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,9 @@ def test_a_trial_is_what_training_alone_gives(result: Tuned) -> None:
     asked = task()
     choosing = replace(asked, federation=asked.federation.for_choosing())
     for trial in (result.choice, *result.trials[1:4]):
-        alone = fw.compare(choosing, trial.spec, rounds=trial.rounds, compile="off", progress=False)
+        compared = fw.compare(choosing, trial.spec, rounds=trial.rounds, compile="off", progress=False)
         personal = trial.spec.startswith("ditto")  # judged by the models that clients use
-        alone = alone[f"{trial.spec} (personal)" if personal else trial.spec]
+        alone = compared[f"{trial.spec} (personal)" if personal else trial.spec]
         assert alone.metrics["avg"] == pytest.approx(trial.average, abs=1e-9)
         assert alone.metrics["worst30"] == pytest.approx(trial.worst30, abs=1e-9)
 
@@ -316,7 +317,7 @@ def another_number(content: Any) -> None:
     best[6] = -1000.0
 
 
-FALSIFIED = {
+FALSIFIED: dict[str, Callable[[Any], object]] = {
     "another number": another_number,
     "null": lambda content: content.update(trials=None, results=None),
     "a missing field": lambda content: (content.pop("cost", 0), content.pop("results", 0)),

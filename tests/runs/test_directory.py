@@ -81,7 +81,7 @@ def read_only(copy: Path, tmp_path: Path) -> Iterator[Path]:
     """A finished directory on a file system that is mounted read-only."""
     place = tmp_path / "mounted"
     place.mkdir()
-    for options in (["--bind", copy, place], ["-o", "remount,bind,ro", place]):
+    for options in (["--bind", str(copy), str(place)], ["-o", "remount,bind,ro", str(place)]):
         if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
             pytest.skip("needs the right to mount")
     yield place
