@@ -9,19 +9,18 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch._dynamo  # noqa: F401, children need not load it again
-import vl_convert
 
-import fairwind.report  # noqa: F401
 from fairwind import cli
+from fairwind.report import drawing
+from fairwind.report.drawing import Drawing
 from fairwind.runs.files import CLIENTS, HISTORY, MODELS, RESULTS
 
 Moment = Literal["before", "half", "after"]  # half: half of the bytes of a write reach the disk
-DRAWING = "vegalite_to_pdf", "vegalite_to_png", "javascript_bundle"
 
 
 class Ended(NamedTuple):
@@ -73,32 +72,31 @@ def command(*words: object) -> Callable[[], object]:
 
 
 class Drawings:
-    """What the drawing library made, by what it was given: it is slow, and must not run after a fork."""
+    """What the drawing library made, by what it was given: it is slow."""
 
     def __init__(self, file: Path):
         self.file = file
-        self.known: dict[Any, Any] = {}
+        self.known: dict[str, list[bytes]] = {}
 
     def learn(self, act: Callable[[], object], folder: Path) -> Ended:
         """Runs a function in a child, and keeps what is drawn there."""
 
-        def drawing() -> None:
-            for name in DRAWING:
-                setattr(vl_convert, name, self._kept(name, getattr(vl_convert, name)))
+        def learning() -> None:
+            drawing.drawn = self._kept(drawing.drawn)
             try:
                 act()
             finally:
                 self.file.write_bytes(pickle.dumps(self.known))
 
-        ended = fork(drawing, folder)
+        ended = fork(learning, folder)
         self.known = pickle.loads(self.file.read_bytes())
         return ended
 
-    def _kept(self, name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
-        def drawn(*given: Any, **options: Any) -> Any:
-            key = json.dumps([name, given, options], sort_keys=True)
+    def _kept(self, draw: Callable[[Sequence[Drawing]], list[bytes]]) -> Callable[..., list[bytes]]:
+        def drawn(asked: Sequence[Drawing]) -> list[bytes]:
+            key = json.dumps(asked, sort_keys=True)
             if key not in self.known:
-                self.known[key] = draw(*given, **options)
+                self.known[key] = draw(asked)
             return self.known[key]
 
         return drawn
@@ -106,12 +104,11 @@ class Drawings:
     def used(self, act: Callable[[], object]) -> Callable[[], object]:
         """The function, which may draw what is known, and nothing else."""
 
-        def unknown(*_: Any, **__: Any) -> None:
+        def unknown(_: Sequence[Drawing]) -> list[bytes]:
             raise AssertionError("another chart than the undisturbed comparison's")
 
         def using() -> object:
-            for name in DRAWING:
-                setattr(vl_convert, name, self._kept(name, unknown))
+            drawing.drawn = self._kept(unknown)
             return act()
 
         return using

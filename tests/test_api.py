@@ -295,3 +295,17 @@ def test_many_clients_need_no_more_memory_than_a_chunk(monkeypatch: pytest.Monke
     assert most[0] < 1000
     assert most[1] == 3000
     torch.testing.assert_close(*models, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+def test_gradients_that_a_users_file_has_switched_off_are_computed(engine: Any) -> None:
+    """To the bit; also those of a linear model, for which there is hand-written code."""
+    task = fw.Task(lambda: nn.Linear(FEATURES, CLASSES).double(), make_federation([3, 17, 8]))
+    names = ["fedavg", "adafedadam", "mime", "ditto"]
+    options: dict[str, Any] = {"rounds": 2, "engine": engine, "compile": "off", "progress": False}
+    expected = fw.compare(task, names, **options)
+    with torch.no_grad():
+        found = fw.compare(task, names, **options)
+    assert [run.metrics for run in found] == [run.metrics for run in expected]
+    with torch.inference_mode(), pytest.raises(fw.InputError, match="train outside of it"):
+        fw.compare(task, names, **options)

@@ -1,6 +1,7 @@
 """The results of a comparison in Python: metrics, curves, trained models, the report page."""
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from fairwind.runs.files import CLIENTS, MODELS, RESULTS
 from fairwind.runs.folder import resuming
 from fairwind.runs.gains import Joining, alone_label, joining
 from fairwind.runs.growth import finished_at
+from fairwind.runs.references import is_reference
 from fairwind.runs.results import final_metrics
 from fairwind.runs.schema import Baseline, GroupAverage, HistoryLine, Metrics, Plan, Results, RunRow
 from fairwind.runs.seals import check_whole, read_history, read_results, with_history
@@ -164,7 +166,14 @@ class Result:
         if self.path is None:
             raise InputError("a result that was pickled has lost its task: predict where it was trained")
         try:
-            return RunDirectory.open(self.path).task()
+            directory = RunDirectory.open(self.path)
+            if is_reference(directory.recipe.setup):
+                warnings.warn(
+                    f"{self.path} names the code of its task, which is run now: {directory.code[0]}; "
+                    f"give the task to have another: fairwind.load({str(self.path)!r}, task=task)",
+                    stacklevel=3,
+                )
+            return directory.task()
         except InputError as error:
             again = f"fairwind.load({str(self.path)!r}, task=task)"
             raise InputError(f"{self.path} does not lead to its task ({error}): give it, {again}") from None

@@ -1,5 +1,8 @@
 """The search: settings leave a stack unnoticed by others, kills cost nothing, test samples stay unread."""
 
+import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from fairwind.choosing import Aim, Trial, Tuned, search, tune, tuned
 from fairwind.engine.executor import Run
 from fairwind.engine.settings import Settings
 from fairwind.engine.simulation import Simulation
+from fairwind.report.search import Page, Point, plane
 from fairwind.runs.files import write_json
 from fairwind.runs.spec import parameters
 from narrowed import config_of
@@ -72,12 +76,26 @@ def test_defaults_are_tried_first(result: Tuned) -> None:
         assert type(default) is type(tried)
 
 
+@pytest.mark.parametrize("aim", ["worst30", "average", "within=60"])
+def test_no_default_is_better_than_the_choice_on_the_validation_samples(aim: str) -> None:
+    """Every default is trained to the end, also where it is behind at each of the rungs."""
+    names = ["fedavg", "adafedadam", "fedadam", "qfedavg:q=2"]
+    found = tuned_quietly(task(rounds=90), algorithms=names, trials=16, aim=aim, seeds=[1])
+    defaults, others = found.trials[:4], found.trials[4:]
+    assert [trial.spec.partition(":")[0] for trial in defaults] == [n.partition(":")[0] for n in names]
+    assert {trial.rounds for trial in defaults} == {90}
+    assert found.choice.order >= max(trial.order for trial in defaults)
+    assert sorted(trial.rounds for trial in others) == [10] * 8 + [30] * 2 + [90] * 2
+
+
 def test_a_trial_is_what_training_alone_gives(result: Tuned) -> None:
     """On the validation samples, whatever was stacked beside it and has left since."""
     asked = task()
     choosing = replace(asked, federation=asked.federation.for_choosing())
-    for trial in (result.choice, result.trials[1]):
-        alone = fw.simulate(choosing, trial.spec, rounds=trial.rounds, compile="off", progress=False)
+    for trial in (result.choice, *result.trials[1:4]):
+        compared = fw.compare(choosing, trial.spec, rounds=trial.rounds, compile="off", progress=False)
+        personal = trial.spec.startswith("ditto")  # judged by the models that clients use
+        alone = compared[f"{trial.spec} (personal)" if personal else trial.spec]
         assert alone.metrics["avg"] == pytest.approx(trial.average, abs=1e-9)
         assert alone.metrics["worst30"] == pytest.approx(trial.worst30, abs=1e-9)
 
@@ -213,12 +231,32 @@ def test_baselines_stand_beside_the_choice_in_the_end(tmp_path: Path) -> None:
     assert [trial.order for trial in plain.trials] == [trial.order for trial in found.trials]
 
 
+def test_the_page_rings_the_choice_also_where_it_is_a_default(small: tuple[Tuned, Path]) -> None:
+    """Which is called by its name alone, and was tried with its parameters."""
+    found = small[0]
+    points = [Point(*trial) for trial in found.trials]
+    facts: dict[str, Any] = {
+        "task": "",
+        "aim": "",
+        "runs": 1.0,
+        "sample_gradients": 1.0,
+        "ahead": {},
+        "facts": {},
+    }
+    for place, name in enumerate(("fedavg", "adafedadam")):
+        page = Page(choice=name, chosen=place, points=points, results=found.compared.results, **facts)
+        drawn = plane(page).to_dict()
+        (ringed,) = drawn["datasets"][drawn["layer"][1]["data"]["name"]]
+        assert (ringed["average"], ringed["rounds"]) == (points[place].average, 36)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"aim": "best"}, "none of average, worst30 and within=POINTS"),
         ({"aim": "within=-1"}, "within"),
         ({"trials": 0}, "trials"),
+        ({"trials": 3}, "too few for the defaults of 4 algorithms"),
         ({"algorithms": "fedavgg"}, "did you mean"),
         ({"seeds": [0, 1]}, "seed 0 is the search's"),
         ({"aim": "within=0.0001", "trials": 4}, "no setting is as fair as asked"),
@@ -235,6 +273,12 @@ def test_baselines_stand_beside_the_choice_in_the_end(tmp_path: Path) -> None:
 def test_mistakes_are_told(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         tuned_quietly(task(), **options)
+
+
+def test_what_is_not_fair_enough_is_not_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="no setting is as fair as asked"):
+        tuned_quietly(task(), aim="within=0.0001", trials=4, progress=True)
+    assert " is the best average" not in capsys.readouterr().err
 
 
 def test_a_diverged_setting_is_below_every_other_whatever_the_score() -> None:
@@ -266,18 +310,67 @@ def test_a_kill_between_checkpoints_and_their_list_mixes_no_settings(
     assert tuned_quietly(asked, out=tmp_path / "killed", **options).trials == whole.trials
 
 
+def another_number(content: Any) -> None:
+    """The best trial becomes the worst: a search that believes it chooses another."""
+    trials = content.get("trials") or content["results"]
+    best = max(trials, key=lambda trial: trial[5:])
+    best[6] = -1000.0
+
+
+FALSIFIED: dict[str, Callable[[Any], object]] = {
+    "another number": another_number,
+    "null": lambda content: content.update(trials=None, results=None),
+    "a missing field": lambda content: (content.pop("cost", 0), content.pop("results", 0)),
+    "of an earlier version": lambda content: content.pop("sha256"),
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuned, Path]:
+    """A finished search, and its directory."""
+    path = tmp_path_factory.mktemp("search") / "a"
+    return tuned_quietly(task(), out=path, trials=6, algorithms=["fedavg", "adafedadam"], seeds=[1]), path
+
+
 @pytest.mark.parametrize("name", ["batch-1.json", "batch-1/rungs.json", "search.json"])
-def test_damaged_files_are_made_again_or_named(name: str, tmp_path: Path) -> None:
-    first = tuned_quietly(task(), out=tmp_path / "a", trials=5)
-    if name != "search.json":  # as before the search was finished
-        (tmp_path / "a" / "search.json").unlink()
-    file = tmp_path / "a" / name
-    file.write_bytes(file.read_bytes()[:-20])
-    if name == "search.json":
-        with pytest.raises(InputError, match=name):
-            tuned_quietly(task(), out=tmp_path / "a", trials=5)
+@pytest.mark.parametrize("damage", [*FALSIFIED, "cut"])
+def test_damaged_files_are_made_again_or_named(
+    damage: str, name: str, small: tuple[Tuned, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, kept = small
+    out = Path(shutil.copytree(kept, tmp_path / "a"))
+    for later in {"batch-1.json": ["search.json"], "search.json": []}.get(
+        name, ["search.json", "batch-1.json"]
+    ):  # as before the search was finished
+        (out / later).unlink()
+    file = out / name
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-20])
     else:
-        assert tuned_quietly(task(), out=tmp_path / "a", trials=5).trials == first.trials
+        content = json.loads(file.read_bytes())
+        FALSIFIED[damage](content)
+        file.write_text(json.dumps(content))
+    again: dict[str, Any] = {"out": out, "trials": 6, "algorithms": ["fedavg", "adafedadam"], "seeds": [1]}
+    if name == "search.json":
+        with pytest.raises(InputError, match=r"search\.json cannot be read .*; delete it, and the same call"):
+            tuned_quietly(task(), **again)
+        file.unlink()
+        assert tuned_quietly(task(), **again).trials == first.trials
+        return
+    found = tuned_quietly(task(), **again, progress=True)
+    assert found.trials == first.trials
+    assert found.spec == first.spec
+    assert f"{file.name} is damaged" in capsys.readouterr().err
+
+
+def test_batches_of_another_search_are_not_read(small: tuple[Tuned, Path], tmp_path: Path) -> None:
+    """The settings are the same, the data are not: what was found on other samples counts nothing."""
+    out = Path(shutil.copytree(small[1], tmp_path / "a"))
+    shutil.rmtree(out / "test")
+    (out / "search.json").unlink()
+    other = replace(task(), federation=make_federation(SIZES, seed=1).with_validation(0.2))
+    options: dict[str, Any] = {"trials": 6, "algorithms": ["fedavg", "adafedadam"], "seeds": [1]}
+    assert tuned_quietly(other, out=out, **options).trials == tuned_quietly(other, **options).trials
 
 
 def test_a_search_with_other_settings_or_another_loss_is_another(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -434,6 +435,57 @@ def test_nobody_reading_the_messages_costs_no_results(tmp_path: Path) -> None:
     os.close(writer)
     assert done.returncode == 0
     assert (out / "results.json").exists()
+
+
+def test_a_full_disk_under_the_messages_costs_no_results(tmp_path: Path) -> None:
+    """Of the command, and of Python without rich; also those of a search."""
+    script = (
+        "import sys, fairwind; sys.modules['rich'] = None; given = {'rounds': 2, 'compile': 'off'};"
+        f"task = fairwind.setup({SMALL + ',validation=0.2'!r});"
+        "fairwind.tune(task, 'fedavg', trials=2, **given);"
+        "fairwind.compare(task, 'fedavg', out=sys.argv[1], **given)"
+    )
+    words = ["compare", SMALL, "--rounds", "2", "--algorithms", "fedavg", *QUICK, "--out"]
+    doors = {"command": ["-m", "fairwind", *words], "python": ["-c", script]}
+    with open("/dev/full", "w") as full:
+        for name, door in doors.items():
+            command = [sys.executable, *door, str(tmp_path / name)]
+            done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, env=ENV, check=False)
+            assert done.returncode == 0, name
+            assert (tmp_path / name / "results.json").exists()
+
+
+def test_a_drawing_library_that_lacks_memory_costs_no_results(finished: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(finished, tmp_path / "run"))
+    shutil.rmtree(out / "figures")
+    limited = ["bash", "-c", 'ulimit -v 6000000; exec "$@"', "-", sys.executable, "-m", "fairwind"]
+    done = subprocess.run(
+        [*limited, "report", str(out)], capture_output=True, text=True, env=ENV, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    said = (
+        rf"the report of {out} cannot be written: [\w.]+ cannot be drawn: .* memory.*; the results are safe"
+    )
+    assert re.search(said, done.stderr), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert numbers(out) == numbers(finished)
+    assert fairwind("report", out).returncode == 0
+    assert {path.suffix for path in (out / "figures").iterdir()} == {".pdf", ".png"}
+
+
+@pytest.mark.parametrize(
+    ("words", "encoding"),
+    [("list", "latin-1"), ("compare --help", "ascii:surrogateescape"), ("completion fish", "latin-1")],
+)
+def test_a_terminal_without_unicode_is_no_error(words: str, encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fairwind", *words.split()],
+        capture_output=True,
+        env=ENV | {"PYTHONIOENCODING": encoding},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fedavg" in done.stdout.decode("latin-1") or "fairwind" in done.stdout.decode("latin-1")
 
 
 def test_list_names_everything_with_its_source() -> None:

@@ -231,7 +231,15 @@ AHEAD_OF_TIME = {
     "compiled and host": Path(ON | HOST | CHUNKS, {"steps": COMPILED, "data": "host"}),
 }
 PATHS = EAGER | AHEAD_OF_TIME
-CPU_ONLY = ("workers", "channels last", "factors", "host and workers", "loop and workers", "hand-written")
+CPU_ONLY = (
+    "workers",
+    "channels last",
+    "viewed",
+    "factors",
+    "host and workers",
+    "loop and workers",
+    "hand-written",
+)
 
 Numbers = dict[tuple[str, int], dict[str, Tensor]]  # by label and seed
 

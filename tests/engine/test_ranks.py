@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import fairwind as fw
 import layouts
 import ranked
 from command import ENV, lines, wait_for
@@ -21,7 +23,9 @@ from fairwind import setups
 from fairwind.cli.compare import Compare
 from fairwind.engine.ranks import ALONE, Ranks
 from fairwind.engine.simulation import Simulation
+from fairwind.runs import growth
 from fairwind.runs.directory import RunDirectory
+from fairwind.runs.files import write_atomic
 from fairwind.setups import Where
 
 OPTIONS: dict[str, Any] = {"rounds": 10, "seeds": (0, 1), "participation": 0.3, "eval_every": 2}
@@ -186,3 +190,93 @@ def test_asked_to_stop_all_ranks_stop_after_the_same_round(tmp_path: Path) -> No
     assert stderr.count(f"stopped after round {saved['round']}; go on with: fairwind resume") == 1
     assert stderr.count("stopping after this round") == 1
     assert "fairwind: error" not in stderr
+
+
+GROWN: dict[str, Any] = {
+    "rounds": 4,
+    "seeds": (0,),
+    "algorithms": "fedavg",
+    "compile": "off",
+    "device": "cpu",
+}
+
+
+@pytest.fixture
+def unsettled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a comparison that has grown, killed while its files took their places."""
+    path, written, write = tmp_path / "run", 0, write_atomic
+
+    def killed(file: Path, data: bytes) -> Path:
+        nonlocal written
+        written += 1
+        if written == 3:
+            raise KeyboardInterrupt
+        return write(file, data)
+
+    given: dict[str, Any] = {"compile": "off", "device": "cpu", "out": path, "progress": False}
+    fw.compare(fw.setup(SMALL), "fedavg", rounds=2, **given)
+    with monkeypatch.context() as patch:
+        patch.setattr(growth, "write_atomic", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fw.compare(fw.setup(SMALL), "fedavg", rounds=4, **given)
+    assert (path / "growing" / "results.json").exists()
+    return path
+
+
+def test_two_ranks_find_a_directory_as_the_first_of_them_settled_it(unsettled: Path) -> None:
+    """Else one would go on with what the other has finished, and wait for it."""
+    code, _, stderr = fairwind("resume", unsettled)
+    assert code == 0, stderr
+    assert "finished: nothing is left to train" in stderr
+    assert not (unsettled / "growing").exists()
+    assert [row["rounds"] for row in json.loads((unsettled / "results.json").read_text())["runs"]] == [4]
+
+
+@pytest.mark.slow
+def test_the_same_command_again_is_of_two_ranks_too(unsettled: Path) -> None:
+    """Finished it shows the results, stopped it goes on, with more it grows."""
+    command = "compare", SMALL, *words(GROWN), "--out", unsettled
+    code, stdout, stderr = fairwind(*command)
+    assert (code, stdout.count("report.html")) == (0, 1), stderr
+    (unsettled / "results.json").unlink()
+    newest = max((unsettled / "checkpoints").glob("*.json"))
+    newest.unlink()
+    code, stdout, stderr = fairwind(*command)
+    assert (code, stdout.count("report.html")) == (0, 1), stderr
+    assert stderr.count("going on at round") == 1
+    code, _, stderr = fairwind(*command, "--rounds", 6)
+    assert code == 0, stderr
+    alone = unsettled.with_name("alone")
+    found = fw.compare(
+        fw.setup(SMALL), "fedavg", rounds=6, compile="off", device="cpu", out=alone, progress=False
+    )
+    models = load_file(unsettled / "models.safetensors")
+    for name, value in found[0].state_dict.items():
+        torch.testing.assert_close(models[f"fedavg/0/{name}"], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_while_it_settles_leaves_none_waiting(unsettled: Path) -> None:
+    script = (
+        "import os, signal, sys; from fairwind import cli; from fairwind.runs import session;"
+        "kill = lambda _: os.kill(os.getpid(), signal.SIGKILL);"
+        "session.settle = kill if os.environ['RANK'] == '0' else session.settle;"
+        f"sys.argv = ['fairwind', 'resume', {str(unsettled)!r}]; cli.main()"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=ENV | place | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    _, said = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [-signal.SIGKILL, 2]
+    assert "another rank has failed" in said
+    assert fairwind("resume", unsettled)[0] == 0

@@ -240,3 +240,12 @@ def test_files_that_count_less_than_a_checkpoint_are_refused(tmp_path: Path) -> 
         (path / name).write_bytes((path / name).read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(InputError, match="a checkpoint counts 3 releases, and the files of releases only 1"):
         counts(path, log)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", "{}"])
+def test_a_damaged_recipe_is_named(text: str, tmp_path: Path) -> None:
+    run, _ = opened(tmp_path / "run", tmp_path / "log")
+    run.close()
+    (tmp_path / "run" / "recipe.json").write_text(text)
+    with pytest.raises(InputError, match=r"recipe\.json cannot be read .*; put a copy of it there"):
+        opened(tmp_path / "run", tmp_path / "log")

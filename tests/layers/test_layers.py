@@ -509,7 +509,7 @@ def test_a_compiled_lstm_has_the_backward_pass_written_here() -> None:
 
     rows = {name: p.detach().expand(2, *p.shape).clone() for name, p in layer.named_parameters()}
     with tracing(contiguous=False):
-        graph = make_fx(gradients, tracing_mode="symbolic")(rows, normal(2, 2, steps, 4)).graph
+        graph = make_fx(gradients)(rows, normal(2, 2, steps, 4)).graph
     products = [node for node in graph.nodes if node.target is torch.ops.aten.bmm.default]
     # The inputs' part and its weight's gradient, the recurrent weight's gradient, and two for each token.
     assert steps < len(products) <= 3 + 2 * steps

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from command import ENV
 from conftest import CLASSES, FEATURES
 from fairwind import cli
 from fairwind.engine.backends.native import compiler
+from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.errors import InputError
-from fairwind.runs.files import CLIENTS, HISTORY, MODELS, RESULTS
+from fairwind.report import drawing
+from fairwind.runs.files import CLIENTS, HISTORY, MODELS, RESULTS, is_held, read_json, sealed, write_json
 from fairwind.runs.folder import explaining, held, new_directory
 from forked import bits, strays
 
@@ -72,6 +74,137 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return said
 
     return run
+
+
+@pytest.fixture
+def read_only(copy: Path, tmp_path: Path) -> Iterator[Path]:
+    """A finished directory on a file system that is mounted read-only."""
+    place = tmp_path / "mounted"
+    place.mkdir()
+    for options in (["--bind", str(copy), str(place)], ["-o", "remount,bind,ro", str(place)]):
+        if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+            pytest.skip("needs the right to mount")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_what_is_finished_is_read_where_nothing_can_be_written(
+    read_only: Path, refused: Refused, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are shown; of pages, and of more training, it is said why not."""
+    found = compare(read_only)
+    assert found.results == fairwind.load(read_only).results
+    with pytest.raises(InputError, match=r"the report of .* cannot be written: Read-only file system"):
+        found.report()
+    with pytest.raises(InputError, match=r"cannot write to .* read-only; give another"):
+        compare(read_only, rounds=5)
+    monkeypatch.setattr(sys, "argv", ["fairwind", "resume", str(read_only)])
+    monkeypatch.setattr("warnings.showwarning", None)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    said = capsys.readouterr()
+    assert stop.value.code == 0
+    assert "AdaFedAdam" in said.out
+    assert "cannot be written: Read-only file system" in said.err
+    assert "finished: nothing is left to train" in said.err
+
+
+def test_who_looks_whether_a_directory_is_trained_in_is_not_taken_for_a_trainer(tmp_path: Path) -> None:
+    end, seen = threading.Event(), list[bool | None]()
+    (tmp_path / "file").touch()  # an empty folder would be removed
+
+    def look() -> None:
+        while not end.is_set():
+            seen.append(is_held(tmp_path))
+
+    with ThreadPoolExecutor(3) as pool:
+        looking = [pool.submit(look) for _ in range(3)]
+        try:
+            time.sleep(0.2)
+            assert True not in seen
+            for _ in range(100):
+                with held(tmp_path):
+                    assert is_held(tmp_path)
+        finally:
+            end.set()
+        for each in looking:
+            each.result()
+    assert is_held(tmp_path) is False
+
+
+def test_a_report_is_drawn_without_the_lock(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, free = drawing.drawn, list[bool]()
+
+    def looked(asked: Sequence[drawing.Drawing]) -> list[bytes]:
+        with held(copy):
+            free.append(True)
+        return drawn(asked)
+
+    monkeypatch.setattr(drawing, "drawn", looked)
+    monkeypatch.setattr(sys, "argv", ["fairwind", "report", str(copy)])
+    monkeypatch.setattr("warnings.showwarning", None)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert (stop.value.code, bool(free)) == (0, True)
+
+
+def newer(recipe: dict[str, Any]) -> dict[str, Any]:
+    """As a later version may write it, with a setting that this one does not have."""
+    plain = {name: value for name, value in recipe.items() if name != "sha256"}
+    made = {**plain["environment"], "fairwind": "9.9"}
+    return sealed({**plain, "settings": {**plain["settings"], "frobnicate": 3}, "environment": made})
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_recipe_of_a_later_version_is_called_so(lost: bool, copy: Path, refused: Refused) -> None:
+    """Also that in a checkpoint, where its file is lost."""
+    (copy / RESULTS).unlink()
+    recipe = newer(read_json(copy / "recipe.json"))
+    write_json(copy / "recipe.json", recipe)
+    if lost:
+        checkpoint, _ = load_checkpoint(copy / "checkpoints")
+        assert checkpoint is not None
+        changed = checkpoint._replace(record={**checkpoint.record, "recipe": recipe})
+        save_checkpoint(copy / "checkpoints", changed, "of a later version")
+        (copy / "recipe.json").unlink()
+    for command in ("resume", "report"):
+        said = refused(command, copy)
+        assert f"the recipe of {copy} is not understood" in said
+        assert f"'frobnicate'): it was written by fairwind 9.9, and this is {fairwind.__version__}" in said
+
+
+def test_code_that_a_directory_names_is_named_before_it_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever goes on with somebody else's run should know whose code that is."""
+    for name, makes in {
+        "mine": f"task = fairwind.setup({SMALL!r})",
+        "ours": "own = fairwind.algorithms.fedavg()",
+    }.items():
+        text = f"import fairwind, sys\nprint('running {name}', file=sys.stderr)\n{makes}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("warnings.showwarning", None)
+
+    def run(*words: str) -> str:
+        for name in ("mine", "ours"):
+            sys.modules.pop(f"fairwind_user_{name}", None)
+        monkeypatch.setattr(sys, "argv", ["fairwind", *words])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert stop.value.code == 0
+        return capsys.readouterr().err
+
+    begin = ["compare", "mine.py:task", "--algorithms", "ours.py:own", "--rounds", "2", "--compile", "off"]
+    assert "names code" not in run(*begin, "--seeds", "0", "--out", "run")
+    said = run("resume", "run", "--rounds", "3")
+    for name, reference in {"mine": "mine.py:task", "ours": "ours.py:own"}.items():
+        named = f"fairwind: run names code, which is run now: {tmp_path / reference}\n"
+        assert said.index(named) < said.index(f"running {name}")
+    sys.modules.pop("fairwind_user_mine")
+    with pytest.warns(UserWarning, match=rf"run names the code of its task, .*: {tmp_path}/mine.py:task"):
+        fairwind.load("run")[0].predict(0)
+    assert "running mine" in capsys.readouterr().err
 
 
 def test_comparisons_begun_at_the_same_moment_never_share_a_directory(

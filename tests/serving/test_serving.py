@@ -1,6 +1,7 @@
 """After training: predictions, evaluation of any module, personal models, files."""
 
 import pickle
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -363,12 +364,18 @@ def test_the_command_exports_what_python_predicts_with(tmp_path: Path, monkeypat
     state = load_file("model.safetensors")
     assert all(torch.equal(value, compared["ditto", 4].state_dict[name]) for name, value in state.items())
     personal = "--algorithm", "ditto (personal)", "--client", "bob"
-    assert called("export", "run", *personal, "--to", "bob.pt").returncode == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # the command shows them
+        said = called("export", "run", *personal, "--to", "bob.pt")
+    assert said.returncode == 0, said.stderr
+    assert f"names the code of its task, which is run now: {tmp_path}/served.py:task" in said.stderr
     own = torch.load("bob.pt")
     torch.testing.assert_close(own["weight"], compared["ditto (personal)"].state_dict["weight"][1])
     inputs = torch.randn(3, 5)
     expected = inputs @ own["weight"].T + own["bias"]
-    torch.testing.assert_close(compared["ditto (personal)"].predict(inputs, client="bob"), expected)
+    with pytest.warns(UserWarning, match="names the code of its task"):
+        outputs = compared["ditto (personal)"].predict(inputs, client="bob")
+    torch.testing.assert_close(outputs, expected)
     assert "run 'fedprox'" in refused("export", "run", "--algorithm", "fedprox")
     assert "has a model for each client" in refused("export", "run", *personal[:2], "--to", "x.pt")
 

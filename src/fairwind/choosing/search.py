@@ -1,4 +1,7 @@
-"""The search: Optuna proposes settings in batches; a batch is a stack, which the worse ones leave early."""
+"""The search: Optuna proposes settings in batches; a batch is a stack, which the worse ones leave early.
+
+The defaults are trained to the end, so that the choice is never worse on the validation samples.
+"""
 
 import math
 import time
@@ -13,14 +16,14 @@ from fairwind import algorithms
 from fairwind.algorithms.ranges import ranges
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, needs_extra, positive
+from fairwind.errors import InputError, first_line, needs_extra, positive
 from fairwind.runs.cost import Cost, round_cost
-from fairwind.runs.files import read_json, write_json
+from fairwind.runs.files import read_sealed, sealed, write_json
 from fairwind.runs.recipe import Recipe
 from fairwind.runs.spec import parameters, with_parameters
 from fairwind.task import Task
 
-KEPT_SHARE = 1 / 3  # of the settings stays at each halving
+KEPT_SHARE = 1 / 3  # of the settings stays at each rung, besides the defaults
 FIRST_ROUNDS = 10  # at least, before a setting may leave
 BATCH = 32  # settings that are proposed together; the second batch learns from the first
 CHECKPOINT_SECONDS = 30
@@ -103,6 +106,7 @@ class Search(NamedTuple):
     rates: tuple[float, ...]  # local learning rates
     recipe: Recipe  # of which algorithms are replaced
     folder: Path | None
+    owner: str = ""  # a digest of all that decides what is found: files of another search are not read
 
     @property
     def rungs(self) -> list[int]:
@@ -130,16 +134,16 @@ def search(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict
         folder = None if asked.folder is None else asked.folder / f"batch-{number + 1}"
         settings = _asked(study, asked, first, wanted)
         finished = None if folder is None else folder.with_suffix(".json")
-        kept = _finished(finished, settings)
+        kept = None if finished is None else _finished(finished, asked, settings, say)
         if kept is not None:
             trials, spent = kept
         else:
             say(f"{wanted} settings, {asked.rungs[0]} to {asked.rounds} rounds each")
             began = time.perf_counter()
-            trials, spent = _raced(asked, settings, folder, say)
+            trials, spent = _raced(asked, settings, len(asked.algorithms) - first, folder, say)
             spent["seconds"] = time.perf_counter() - began
             if finished is not None:
-                write_json(finished, {"trials": trials, "cost": spent})
+                write_json(finished, sealed({"owner": asked.owner, "trials": trials, "cost": spent}))
         _tell(study, first, trials, asked)
         done += trials
         cost = {name: cost.get(name, 0.0) + value for name, value in spent.items()}
@@ -147,18 +151,35 @@ def search(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict
 
 
 def _finished(
-    file: Path | None, settings: list[tuple[str, float]]
+    file: Path, asked: Search, settings: list[tuple[str, float]], say: Callable[[str], None]
 ) -> tuple[list[Trial], dict[str, float]] | None:
-    """A batch that was trained before; one whose file is damaged, or of other settings, is trained again."""
-    if file is None or not file.exists():
-        return None
-    try:
-        content = read_json(file)
+    """A batch that was trained before."""
+    with _trained_again(say):
+        content = _read(file, asked)
         trials = [Trial(*each) for each in content["trials"]]
-        same = [(trial.spec, trial.lr) for trial in trials] == settings
-        return (trials, dict(content["cost"])) if same else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+        if [(trial.spec, trial.lr) for trial in trials] != settings:
+            raise ValueError(f"{file.name} is of other settings")
+        return trials, dict(content["cost"])
+    return None
+
+
+def _read(file: Path, asked: Search) -> dict[str, Any]:
+    """What a file of this search holds."""
+    content = read_sealed(file)
+    if content["owner"] != asked.owner:
+        raise ValueError(f"{file.name} is of another search")
+    return content
+
+
+@contextmanager
+def _trained_again(say: Callable[[str], None]) -> Iterator[None]:
+    """Passes over what cannot be read of a batch: it is trained again."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        say(f"{first_line(error)}: its batch is trained again")
 
 
 # ---- what Optuna does: it proposes settings ----
@@ -250,10 +271,18 @@ class Stack(NamedTuple):
 
 
 def _raced(
-    asked: Search, settings: list[tuple[str, float]], folder: Path | None, say: Callable[[str], None]
+    asked: Search,
+    settings: list[tuple[str, float]],
+    defaults: int,
+    folder: Path | None,
+    say: Callable[[str], None],
 ) -> tuple[list[Trial], dict[str, float]]:
-    """Trains a batch, from rung to rung; two thirds of the settings leave at each."""
-    begun, stacks, results = _restored(asked, settings, folder)
+    """Trains a batch, from rung to rung; two thirds of the settings leave at each.
+
+    The batch's first `defaults` settings stay, so that the choice is among them.
+    """
+    begun, stacks, results = _restored(asked, settings, folder, say)
+    stay = set(settings[: max(0, defaults)])
     for place, rung in enumerate(asked.rungs[begun:], begun):
         for stack in stacks:
             _train(asked, stack, rung, folder)
@@ -263,9 +292,10 @@ def _raced(
         best = results[running[0]]
         say(f"round {rung}: {len(running)} settings, the best is {best.spec} (local rate {best.lr:g})")
         if rung < asked.rounds:
-            left = set(running[: max(1, math.ceil(len(running) * KEPT_SHARE))])
+            others = [setting for setting in running if setting not in stay]
+            left = stay | set(others[: math.ceil(len(others) * KEPT_SHARE)])
             stacks = [narrowed for stack in stacks if (narrowed := _narrowed(asked, stack, left)) is not None]
-            _save(folder, place + 1, stacks, results)
+            _save(asked, folder, place + 1, stacks, results)
     cost = dict.fromkeys(("rounds", *Cost._fields), 0.0)
     simulation = stacks[0].simulation
     train, size = simulation.federation.train, simulation.x.shape[1]
@@ -309,7 +339,12 @@ def _trials(asked: Search, stack: Stack) -> list[Trial]:
         simulation.evaluate()
     sign = simulation.scores[0].sign
     newest = simulation.history[-len(simulation.views) :]
-    lines = [line for line, view in zip(newest, simulation.views, strict=True) if view.model == "global"]
+    # Of a run with personal models these come last: what clients use is what is judged.
+    lines = {
+        view.run: line
+        for line, view in zip(newest, simulation.views, strict=True)
+        if view.model != "averaged"
+    }
     return [
         Trial(
             spec,
@@ -319,7 +354,7 @@ def _trials(asked: Search, stack: Stack) -> list[Trial]:
             line["worst30"],
             *asked.aim.judge(line["avg"], line["worst30"], sign),
         )
-        for spec, line in zip(stack.specs, lines, strict=True)
+        for spec, line in zip(stack.specs, lines.values(), strict=True)
     ]
 
 
@@ -334,7 +369,11 @@ def _narrowed(asked: Search, stack: Stack, left: set[tuple[str, float]]) -> Stac
 
 
 def _save(
-    folder: Path | None, rungs: int, stacks: Sequence[Stack], results: dict[tuple[str, float], Trial]
+    asked: Search,
+    folder: Path | None,
+    rungs: int,
+    stacks: Sequence[Stack],
+    results: dict[tuple[str, float], Trial],
 ) -> None:
     """Keeps the settings that stay, after so many rungs."""
     if folder is None:
@@ -343,39 +382,38 @@ def _save(
     for stack in stacks:
         save_checkpoint(folder / repr(stack.lr), stack.simulation.checkpoint(), stack.name)
     content = {
+        "owner": asked.owner,
         "rungs": rungs,
         "round": stacks[0].simulation.round,
         "stacks": [[stack.lr, stack.specs] for stack in stacks],
         "results": list(results.values()),
     }
-    write_json(folder / RUNGS, content)  # last: it makes the checkpoints valid
+    write_json(folder / RUNGS, sealed(content))  # last: it makes the checkpoints valid
 
 
 def _restored(
-    asked: Search, settings: list[tuple[str, float]], folder: Path | None
+    asked: Search, settings: list[tuple[str, float]], folder: Path | None, say: Callable[[str], None]
 ) -> tuple[int, list[Stack], dict[tuple[str, float], Trial]]:
     """How many rungs are done, the stacks after them, and what was found; from the start if nothing is."""
-    try:
-        if folder is not None and (folder / RUNGS).exists():
+    if folder is not None:
+        with _trained_again(say):
             return _read_rungs(asked, settings, folder)
-    except (OSError, ValueError, LookupError, TypeError):
-        pass  # damaged: the batch is trained again
     return 0, _stacks(asked, settings), {}
 
 
 def _read_rungs(
     asked: Search, settings: list[tuple[str, float]], folder: Path
 ) -> tuple[int, list[Stack], dict[tuple[str, float], Trial]]:
-    content = read_json(folder / RUNGS)
+    content = _read(folder / RUNGS, asked)
     kept = []
     for lr, specs in content["stacks"]:
         stack = _stack(asked, lr, tuple(specs))
-        checkpoint, _ = load_checkpoint(folder / repr(stack.lr), stack.name)
+        checkpoint, refused = load_checkpoint(folder / repr(stack.lr), stack.name)
         if checkpoint is None or checkpoint.round < content["round"]:
-            raise ValueError
+            raise ValueError("; ".join(refused) or f"a checkpoint of {folder.name} is missing")
         stack.simulation.restore(checkpoint)
         kept.append(stack)
     results = [Trial(*each) for each in content["results"]]
     if {(trial.spec, trial.lr) for trial in results} != set(settings):
-        raise ValueError
+        raise ValueError(f"{RUNGS} is of other settings")
     return content["rungs"], kept, {(trial.spec, trial.lr): trial for trial in results}

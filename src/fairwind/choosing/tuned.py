@@ -1,7 +1,6 @@
 """The result of a search: the choice, its cost, and how it does beside every default on the test part."""
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +12,12 @@ from fairwind.choosing.search import FAIR, Aim, Search, Trial, search
 from fairwind.comparison import Comparison
 from fairwind.engine.settings import Options, names_of
 from fairwind.engine.solver import Solver
-from fairwind.errors import InputError, first_line, in_range, needs_extra, python_numbers, unknown, whole
-from fairwind.runs.files import read_json, write_json
-from fairwind.runs.folder import held
+from fairwind.errors import InputError, damaged, in_range, needs_extra, python_numbers, unknown, whole
+from fairwind.runs.files import read_sealed, sealed, write_json
+from fairwind.runs.folder import check_writable, held
 from fairwind.runs.recipe import Recipe
 from fairwind.runs.spec import arguments, parameters
+from fairwind.runs.training import messages
 from fairwind.task import Task
 
 VALIDATION = 0.1  # share of the samples, where a federation has no validation part
@@ -61,6 +61,7 @@ class Tuned:
         page = Page(
             task=results["task"],
             choice=self.spec,
+            chosen=self.trials.index(self.choice),
             aim=self.aim,
             points=[Point(*trial) for trial in self.trials],
             runs=self.cost["rounds"] / rounds,
@@ -86,7 +87,7 @@ class Tuned:
 
 
 def _say(text: str) -> None:
-    print(f"tune: {text}", file=sys.stderr, flush=True)
+    messages().print(f"tune: {text}", soft_wrap=True)
 
 
 def _quiet(text: str) -> None:
@@ -121,8 +122,9 @@ def tune(
     models (`finetune`), and new clients are left to the end. The search looks at validation samples only,
     which are taken from the training samples if the federation has none; `seeds` are those of the final
     comparison on the test samples. `local_rates` are further local learning rates to try. Settings train
-    together, and two thirds leave at a third of the rounds, and so on. With `out`, the same call goes on
-    after a kill. The other options are those of `compare`.
+    together, and two thirds leave at a third of the rounds, and so on; the defaults of all algorithms are
+    trained to the end. Where clients have personal models, as with ditto, these are judged. With `out`, the
+    same call goes on after a kill. The other options are those of `compare`.
     """
     refuse_unknown(options, tune)
     say = _say if progress else _quiet
@@ -137,6 +139,11 @@ def tune(
     names = tuple(name for name in every if name.partition(":")[0] not in BASELINES)
     if not names:
         raise InputError("there is nothing to search: name at least one algorithm that is no baseline")
+    if trials < len(names):
+        raise InputError(
+            f"trials={trials} is too few for the defaults of {len(names)} algorithms, which are all tried: "
+            f"give at least {len(names)}, or fewer algorithms"
+        )
     settings = replace(settings, finetune=0)  # which is for the end
     if search_seed in final_seeds:
         raise InputError(f"seed {search_seed} is the search's: give other seeds, or another search_seed")
@@ -158,11 +165,11 @@ def tune(
     )
     found, cost = _searched(asked, say)
     chosen = best(found)
-    say(f"{chosen.spec} is {asked.aim} on the validation samples")
     if chosen.kind < FAIR:
         raise InputError(
             "no setting is as fair as asked or none converged: allow more points, or more trials"
         )
+    say(f"{chosen.spec} is {asked.aim} on the validation samples")
     solver = replace(solver, lr=chosen.lr)
     final: Options = {**options, "rounds": settings.rounds, "solver": solver}
     kept = None if folder is None else folder / "test"
@@ -223,41 +230,39 @@ def _with_validation(task: Task, say: Callable[[str], None]) -> Task:
 
 def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], dict[str, float]]:
     """The search, unless its directory has it already."""
-    if asked.folder is None:
+    folder = asked.folder
+    if folder is None:
         return search(asked, say)
     identity = json.loads(json.dumps(_identity(asked)))
+    asked = asked._replace(owner=str(sealed(identity)["sha256"]))
     try:
-        asked.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot write to {asked.folder}: {error.strerror}; give another out") from None
-    with held(asked.folder):
-        place = asked.folder / SEARCHED
+        raise InputError(f"cannot write to {folder}: {error.strerror}; give another out") from None
+    place = folder / SEARCHED
+    with held(folder, reading=place.exists()):
         if place.exists():
             content = _read_search(place)
             for name, value in identity.items():
                 if content["asked"].get(name) != value:
-                    raise InputError(
-                        f"{asked.folder} holds a search that differs in its {name}; give another out"
-                    )
+                    raise InputError(f"{folder} holds a search that differs in its {name}; give another out")
             if "trials" in content:
-                return [Trial(*each) for each in content["trials"]], content["cost"]
-        else:
-            write_json(place, {"asked": identity})
+                return content["trials"], content["cost"]
+        check_writable(folder)
+        if not place.exists():
+            write_json(place, sealed({"asked": identity}))
         found, cost = search(asked, say)
-        write_json(place, {"asked": identity, "cost": cost, "trials": found})
+        write_json(place, sealed({"asked": identity, "cost": cost, "trials": found}))
     return found, cost
 
 
 def _read_search(place: Path) -> dict[str, Any]:
-    try:
-        content = read_json(place)
-        if not isinstance(content["asked"], dict):
-            raise ValueError("it is no search")
-        for trial in content.get("trials", []):
-            Trial(*trial)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{place} cannot be read ({first_line(error)}): give another out") from None
-    return content
+    remedy = "delete it, and the same call makes it again from its batches; or give another out"
+    with damaged(lambda: f"{place} cannot be read", remedy):
+        content = read_sealed(place)
+        if "trials" in content:
+            content["trials"] = [Trial(*each) for each in content["trials"]]
+        return content
 
 
 def _identity(asked: Search) -> dict[str, Any]:

@@ -127,12 +127,19 @@ def _run(command: Any) -> None:
         ) from stop
 
 
-def main() -> NoReturn:
-    """Runs a command; a user's mistake is one line and exit code 2."""
+def _prepare() -> None:
+    """Where output goes: that of ranks but the first nowhere, and no letter is an error."""
     if not find().first:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         err.quiet = True
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode, or a name that is no text
     warnings.showwarning = lambda message, *_: err.print(f"fairwind: {message}", soft_wrap=True)
+
+
+def main() -> NoReturn:
+    """Runs a command; a user's mistake is one line and exit code 2."""
+    _prepare()
     try:
         words = sys.argv[1:] or ["--help"]
         if words[0] in ("--version", "-V"):

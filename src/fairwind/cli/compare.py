@@ -89,7 +89,7 @@ class Compare:
         first = find().first
         tracking = Tracking(self.track if first else ())
         name = own.name if own is not None else recipe.setup.partition(":")[0]
-        path = (self.out or new_directory(name)) if first else None
+        path = self.out or (new_directory(name) if first else None)  # in which other ranks find nothing
         trained = Session(
             recipe=recipe,
             load=load,

@@ -10,8 +10,8 @@ from fairwind.cli.options import Directory, described
 from fairwind.cli.terminal import out, say
 from fairwind.errors import InputError, first_line
 from fairwind.runs.directory import check_begun
-from fairwind.runs.files import RESULTS, is_held, lock, sweep
-from fairwind.runs.growth import settle
+from fairwind.runs.files import RESULTS, is_held, lock
+from fairwind.runs.growth import finished_at, settle
 from fairwind.runs.seals import check_whole, lost_results, read_results
 
 
@@ -48,12 +48,12 @@ class Report:
         return out.print(f"interim report: {path}", soft_wrap=True, markup=False)
 
     def _finished(self) -> None:
-        with lock(self.directory) as mine:
-            if mine:
-                sweep(self.directory)
-                settle(self.directory)
-            check_whole(self.directory)
-            show(self.directory)
+        if finished_at(self.directory) != self.directory:  # a kill kept files from their places
+            with lock(self.directory) as mine:
+                if mine:
+                    settle(self.directory)
+        check_whole(self.directory)
+        show(self.directory)
 
 
 def nothing_left(path: Path) -> str:
@@ -76,13 +76,15 @@ def show(path: Path) -> Path:
     try:
         record = read_record(path)
         found = paired(record)
-        page = write_page(path, record, found)[0]
-        out.print(summary_table(record.results, best_shown(record, found), out.width))
-        if (new := new_clients_table(record.results, out.width)) is not None:
-            out.print(new)
-        for line in lines(record):
-            out.print(line, soft_wrap=True, markup=False)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        try:
+            page = write_page(path, record, found)[0]
+        finally:  # the numbers are shown, whatever becomes of the page
+            out.print(summary_table(record.results, best_shown(record, found), out.width))
+            if (new := new_clients_table(record.results, out.width)) is not None:
+                out.print(new)
+            for line in lines(record):
+                out.print(line, soft_wrap=True, markup=False)
+    except (OSError, ValueError, KeyError, SafetensorError, MemoryError) as error:
         about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
         why = about or first_line(error)
         again = shlex.join(["fairwind", "report", str(path)])

@@ -51,8 +51,11 @@ class Resume:
         begun = RunDirectory.open(
             self.directory
         )  # a folder that holds no run is not locked, which would make it
+        newest = growing(self.directory) or begun
+        for name in newest.code:
+            note(f"{self.directory} names code, which is run now: {name}")
         trained = Session(
-            recipe=self._larger((growing(self.directory) or begun).recipe),
+            recipe=self._larger(newest.recipe),
             load=lambda: begun.task(self.cache),
             path=self.directory,
             find=RunDirectory.open,

@@ -23,9 +23,9 @@ from fairwind.setups import Where, task
 class Tune:
     """Search for the algorithm, and its parameters, that suit a task best.
 
-    Settings are tried on validation samples, many at once; those that fall behind leave early. In the end
-    the choice is compared with every default on the test samples, under other seeds. A search that was
-    stopped, or killed, goes on with the same command and its --out.
+    Settings are tried on validation samples, many at once; those that fall behind leave early, except the
+    defaults. In the end the choice is compared with every default on the test samples, under other seeds. A
+    search that was stopped, or killed, goes on with the same command and its --out.
 
     For example: fairwind tune mine.py:task --aim within=5
     """

@@ -17,7 +17,12 @@ from fairwind.robust.defence import check_one_vector
 
 
 def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = False) -> None:
-    """Refuses seeds out of range, and algorithms that the solver or the place of the data rules out."""
+    """Refuses seeds out of range, and algorithms that the solver or the place of the data rules out.
+
+    Also training where PyTorch computes no gradients.
+    """
+    if torch.is_inference_mode_enabled():
+        raise InputError("torch.inference_mode() switches gradients off for good: train outside of it")
     if not runs:
         raise InputError("there is nothing to run: name at least one algorithm and one seed")
     solver = settings.solver

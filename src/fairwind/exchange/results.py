@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairwind.data.values import ColumnNames
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
-from fairwind.errors import InputError
+from fairwind.errors import InputError, damaged
 from fairwind.exchange.evaluation import Evaluations
 from fairwind.exchange.releases import FILES
 from fairwind.exchange.server import Aggregator
@@ -21,8 +21,7 @@ from fairwind.runs.files import (
     HISTORY,
     MODELS,
     RECIPE,
-    is_sealed,
-    read_json,
+    read_sealed,
     sealed,
     write_atomic,
     write_json,
@@ -83,8 +82,9 @@ class FederatedRun:
         if not recipe.exists() and any(self.path.iterdir()):
             raise InputError(f"{self.path} is not empty: give another place, so that nothing is overwritten")
         if recipe.exists():
-            content = read_json(recipe)
-            if not is_sealed(content) or content.get(FEDERATED) != self.owner:
+            with damaged(lambda: f"{recipe} cannot be read", "put a copy of it there, or give another place"):
+                content = read_sealed(recipe)
+            if content.get(FEDERATED) != self.owner:
                 raise InputError(f"{self.path} holds another training: give another place")
         else:
             write_json(recipe, sealed({FEDERATED: self.owner}))

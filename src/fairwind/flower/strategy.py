@@ -438,6 +438,10 @@ class AlgorithmStrategy(Strategy):
             return None
         from fairwind.report import write_report  # what draws takes time to load
 
-        page = write_report(self.run.path)[0]
+        try:
+            page = write_report(self.run.path)[0]
+        except InputError as error:  # the results are written
+            LOG.warning("%s", error)
+            return None
         LOG.info("results and page: %s", page)
         return page

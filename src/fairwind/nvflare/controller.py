@@ -12,7 +12,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
 
 from fairwind.data.counter import PARTICIPATE, draw, fold, mix
-from fairwind.errors import python_numbers, whole
+from fairwind.errors import InputError, python_numbers, whole
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.evaluation import Evaluations, lowest_loss, scores_of
 from fairwind.exchange.message import RefusedError, Sends
@@ -206,4 +206,7 @@ class AlgorithmController(FedAvg):
         from fairwind.report import write_report  # what draws takes time to load
 
         if kept.export(self.aggregator.module, engine="NVFLARE", columns=self.aggregator.columns):
-            self.info(f"results and page: {write_report(kept.path)[0]}")
+            try:
+                self.info(f"results and page: {write_report(kept.path)[0]}")
+            except InputError as error:  # the results are written
+                self.warning(str(error))

@@ -11,8 +11,9 @@ from string import Template
 from typing import Any, NamedTuple
 
 import altair as alt
-import vl_convert
 
+from fairwind.report import drawing
+from fairwind.report.drawing import Drawing
 from fairwind.report.table import Measure, display_name, mean_and_spread, seed_count
 from fairwind.runs import cache as code_cache
 from fairwind.runs.files import write_atomic
@@ -184,12 +185,16 @@ def plain_spec(chart: alt.Chart | alt.LayerChart) -> Spec:
     return {k: v for k, v in chart.to_dict().items() if k != "config"}
 
 
-def write_figure(path: Path, spec: Spec, paper: Spec) -> list[Path]:
-    """A chart as path.pdf and path.png."""
-    sized = spec | {"width": FILE_WIDTH, "config": paper | {"background": "white", "padding": 12}}
-    pdf = vl_convert.vegalite_to_pdf(sized, vl_version=VEGA_LITE)
-    png = vl_convert.vegalite_to_png(sized, vl_version=VEGA_LITE, scale=2)
-    return [write_atomic(path.with_suffix(".pdf"), pdf), write_atomic(path.with_suffix(".png"), png)]
+def write_figures(folder: Path, specs: Mapping[str, Spec], paper: Spec) -> list[Path]:
+    """Charts as NAME.pdf and NAME.png in a folder."""
+    asked = []
+    for name, spec in specs.items():
+        sized = spec | {"width": FILE_WIDTH, "config": paper | {"background": "white", "padding": 12}}
+        given = {"vl_spec": sized, "vl_version": VEGA_LITE}
+        asked.append(Drawing(f"{name}.pdf", "vegalite_to_pdf", given))
+        asked.append(Drawing(f"{name}.png", "vegalite_to_png", given | {"scale": 2}))
+    made = drawing.drawn(asked) if asked else []
+    return [write_atomic(folder / each.what, data) for each, data in zip(asked, made, strict=True)]
 
 
 @cache
@@ -199,9 +204,10 @@ def _bundle() -> str:
     name = f"{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.js"
     if (kept := code_cache.read(name)) is not None:
         return kept.decode()
-    made = vl_convert.javascript_bundle(EMBED, vl_version=VEGA_LITE)
-    code_cache.write(name, made.encode())
-    return made
+    given = {"snippet": EMBED, "vl_version": VEGA_LITE}
+    (made,) = drawing.drawn([Drawing("the page", "javascript_bundle", given)])
+    code_cache.write(name, made)
+    return made.decode()
 
 
 def _script(value: object) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from fairwind.data.federation import Federation
 from fairwind.data.samples import kind
 from fairwind.errors import printable
-from fairwind.report.html import frame, plain_spec, section, write_figure
+from fairwind.report.html import frame, plain_spec, section, write_figures
 from fairwind.report.record import thin
 from fairwind.report.table import sample_counts
 from fairwind.report.theme import theme
@@ -68,7 +68,7 @@ def write_labels(directory: Path, federation: Federation) -> list[Path]:
     )
     with writing_pages(directory):
         written = [write_atomic(directory / "labels.html", html.encode())]
-        return written + write_figure(directory / "labels", specs["labels"], theme([], "light"))
+        return written + write_figures(directory, {"labels": specs["labels"]}, theme([], "light"))
 
 
 def shown_largest(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import altair as alt
 
 from fairwind.data.federation import Federation
+from fairwind.errors import InputError
 from fairwind.report import charts, groups, spread
 from fairwind.report import joining as joins
 from fairwind.report.clients import client_chart, clients_data, clients_section
@@ -17,7 +18,7 @@ from fairwind.report.html import (
     measures_table,
     plain_spec,
     section,
-    write_figure,
+    write_figures,
 )
 from fairwind.report.legend import legend_html, shared
 from fairwind.report.newcomers import new_clients_section
@@ -40,6 +41,7 @@ from fairwind.report.table import (
 from fairwind.report.targets import targets_data, targets_section
 from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic
+from fairwind.runs.folder import explained
 from fairwind.runs.schema import Findings, FindingsSoFar, Results
 from fairwind.runs.seals import check_whole, with_history
 
@@ -50,7 +52,12 @@ def write_report(directory: Path) -> list[Path]:
     """Writes report.html and figures/ into the directory of a finished run; returns the paths."""
     check_whole(directory)
     record = read_record(directory)
-    return write_page(directory, record, paired(record))
+    try:
+        return write_page(directory, record, paired(record))
+    except OSError as error:
+        raise InputError(
+            f"the report of {directory} cannot be written: {explained(error)}; the results are safe"
+        ) from error
 
 
 def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
@@ -59,10 +66,7 @@ def write_page(directory: Path, record: Record, runs: Paired) -> list[Path]:
     (directory / "figures").mkdir(exist_ok=True)
     written = [write_atomic(directory / "report.html", page(record, specs, runs).encode())]
     (directory / INTERIM).unlink(missing_ok=True)
-    paper = theme(record.labels, "light")
-    for name, spec in specs.items():
-        written += write_figure(directory / "figures" / name, spec, paper)
-    return written
+    return written + write_figures(directory / "figures", specs, theme(record.labels, "light"))
 
 
 def figures(record: Record) -> dict[str, Spec]:

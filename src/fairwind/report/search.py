@@ -36,6 +36,7 @@ class Page(NamedTuple):
 
     task: str
     choice: str
+    chosen: int  # the choice's place among the points
     aim: str
     points: Sequence[Point]
     runs: float  # whole runs that the search cost as many rounds as
@@ -53,8 +54,9 @@ def plane(page: Page) -> alt.LayerChart:
     wide = 40 + 7 * max(map(len, names))
     columns = alt.ExprRef(f"max(1, floor({SPACE} / {wide}))")
     key = alt.Legend(orient="top", title=None, columns=columns)
-    rows = [
-        {
+    drawn = {i: point for i, point in enumerate(page.points) if None not in (point.average, point.worst30)}
+    rows = {
+        i: {
             "algorithm": display_name(algorithm_of(point.spec)),
             "setting": display_name(point.spec),
             "local rate": point.lr,
@@ -63,16 +65,14 @@ def plane(page: Page) -> alt.LayerChart:
             "average": point.average,
             "worst30": point.worst30,
         }
-        for point in page.points
-        if point.average is not None and point.worst30 is not None
-    ]
-    chosen = [row for row in rows if row["setting"] == display_name(page.choice) and row["rounds"] == most]
+        for i, point in drawn.items()
+    }
     scale = alt.Scale(zero=False, nice=False, padding=24)
     x = alt.X("average:Q", title="average over clients, validation samples", scale=scale)
     y = alt.Y("worst30:Q", title="worst 30 % of clients, validation samples", scale=scale)
     tooltip = [alt.Tooltip(name, format=".4~g") for name in ("average:Q", "worst30:Q")]
     dots = (
-        alt.Chart(alt.InlineData(rows))
+        alt.Chart(alt.InlineData(list(rows.values())))
         .mark_point(filled=True, opacity=0.85)
         .encode(
             x=x,
@@ -82,7 +82,9 @@ def plane(page: Page) -> alt.LayerChart:
             tooltip=["setting:N", "local rate:Q", "rounds:Q", *tooltip],
         )
     )
-    ring = alt.Chart(alt.InlineData(chosen)).mark_point(size=420, strokeWidth=2.5).encode(x=x, y=y)
+    ring = (
+        alt.Chart(alt.InlineData([rows[page.chosen]])).mark_point(size=420, strokeWidth=2.5).encode(x=x, y=y)
+    )
     return alt.LayerChart(
         layer=[dots, ring],
         width="container",

@@ -7,7 +7,7 @@ from typing import NotRequired, TypedDict
 
 from fairwind.report import latex
 from fairwind.report.finding import best_shown
-from fairwind.report.html import escaped, frame, plain_spec, table_html, write_figure
+from fairwind.report.html import escaped, frame, plain_spec, table_html, write_figures
 from fairwind.report.legend import legend_html, shared
 from fairwind.report.paired import paired
 from fairwind.report.panel import FindData, Shown, panel_charts, panel_section, show
@@ -119,9 +119,7 @@ def write_study(
             write_atomic(out / "index.html", html.encode()),
             write_atomic(out / "tables.tex", tables.encode()),
         ]
-        for name, spec in specs.items():
-            written += write_figure(out / "figures" / name, spec, light)
-    return written
+        return written + write_figures(out / "figures", specs, light)
 
 
 def content(study: Study, shown: list[Shown]) -> StudyContent:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import altair as alt
 
-from fairwind.report.html import chart_html, escaped, frame, plain_spec, table_html, write_figure
+from fairwind.report.html import chart_html, escaped, frame, plain_spec, table_html, write_figures
 from fairwind.report.table import NAMES, display_name
 from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic, writing_pages
@@ -99,9 +99,7 @@ def write_theory(directory: Path, content: TheoryFile) -> list[Path]:
     (directory / "figures").mkdir(parents=True, exist_ok=True)
     with writing_pages(directory):
         written = [write_atomic(directory / "index.html", html.encode())]
-        for name, spec in specs.items():
-            written += write_figure(directory / "figures" / name, spec, light)
-    return written
+        return written + write_figures(directory / "figures", specs, light)
 
 
 def lines(check: TheoryCheck) -> alt.LayerChart | None:

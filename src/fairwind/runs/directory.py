@@ -25,8 +25,8 @@ from fairwind.runs.files import (
     RESULTS,
     append,
     default_cache,
-    is_sealed,
     read_json,
+    read_sealed,
     sealed,
     write_atomic,
     write_json,
@@ -69,25 +69,37 @@ class RunDirectory:
     def open(cls, path: Path) -> "RunDirectory":
         """The directory of an earlier comparison; a lost recipe is restored from a checkpoint."""
         try:
-            content = read_json(path / RECIPE)
-            if not is_sealed(content):
-                raise ValueError(f"{RECIPE} is damaged (its SHA-256 differs)")
-            if FEDERATED not in content:
-                return cls(path, content)
+            content = read_sealed(path / RECIPE)
         except (FileNotFoundError, NotADirectoryError):
             lost = f"{path / RECIPE} is missing"
         except OSError as error:
             raise InputError(f"{path / RECIPE} cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except ValueError as error:
             lost = f"{path / RECIPE} cannot be read as a recipe: {first_line(error)}"
         else:
-            raise InputError(_trained_elsewhere(path))
+            if FEDERATED in content:
+                raise InputError(_trained_elsewhere(path))
+            return cls._of(path, content)
         checkpoint, _ = load_checkpoint(path / CHECKPOINTS)
         if checkpoint is not None and "recipe" in checkpoint.record:
-            return cls(path, checkpoint.record["recipe"], lost=lost)
+            return cls._of(path, checkpoint.record["recipe"], lost)
         if not (path / RECIPE).exists():
             raise InputError(f"{path} holds no run: there is no {RECIPE} in it")
         raise InputError(f"{lost}; put a copy of it there, or begin anew in another directory")
+
+    @classmethod
+    def _of(cls, path: Path, content: dict[str, Any], lost: str = "") -> "RunDirectory":
+        """From an intact recipe, which another version of Fairwind may have written."""
+        from fairwind import __version__
+
+        try:
+            return cls(path, content, lost=lost)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            made_by = content.get("environment", {}).get("fairwind", "another version")
+            raise InputError(
+                f"the recipe of {path} is not understood ({first_line(error)}): it was written by fairwind "
+                f"{made_by}, and this is {__version__}; take that version"
+            ) from None
 
     @property
     def finished(self) -> bool:
@@ -108,6 +120,12 @@ class RunDirectory:
             old, new = getattr(self.recipe.settings, name), getattr(settings, name)
             found += [f"{name} was {old}, is {new}"] if old != new else []
         return [f"{change}; the last bits of the results may change with it" for change in found]
+
+    @property
+    def code(self) -> list[str]:
+        """The files and modules of users that going on with it imports, as absolute paths."""
+        named = filter(is_reference, (self.recipe.setup, *self.recipe.algorithms))
+        return [str(Path(name).absolute()) if ".py:" in name else name for name in named]
 
     def task(self, cache: Path | None = None) -> Task:
         """The task that the run started with."""

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -78,6 +79,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The object in a JSON file that was written `sealed`; ValueError if it was changed since."""
+    content = read_json(path)
+    if not is_sealed(content):
+        raise ValueError(f"{path.name} is damaged (its SHA-256 differs)")
+    return content
+
+
 def sealed(content: Mapping[str, object]) -> dict[str, object]:
     """The content with its own digest, which `is_sealed` verifies."""
     return {**content, "sha256": _seal(content)}
@@ -120,20 +129,24 @@ def is_held(path: Path) -> bool | None:
     """Whether some process holds a file or folder; None where that cannot be known."""
     if fcntl is None:
         return None
-    with lock(path) as mine:
-        return not mine
+    with lock(path, shared=True) as free:
+        return not free
 
 
 @contextmanager
-def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Locks a file or folder, and yields whether that worked; a kill releases the lock."""
+def lock(path: Path, *, wait: bool = False, patience: float = 0, shared: bool = False) -> Iterator[bool]:
+    """Locks a file or folder, and yields whether that worked; a kill releases the lock.
+
+    It may take some seconds of `patience`. A `shared` lock excludes only those that are not.
+    """
     if fcntl is None:
         yield True
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            _flock(descriptor, kind if wait else kind | fcntl.LOCK_NB, time.monotonic() + patience)
             mine, there = os.fstat(descriptor), os.stat(path)
             held = os.path.samestat(mine, there)  # else its last holder removed it
         except OSError as error:
@@ -141,6 +154,16 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
         yield held
     finally:
         os.close(descriptor)
+
+
+def _flock(descriptor: int, how: int, until: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(descriptor, how)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.01)
 
 
 @contextmanager

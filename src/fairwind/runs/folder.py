@@ -13,6 +13,7 @@ from fairwind.runs.files import RECIPE, TRACKING, lock, read_json, sweep
 
 CHECKPOINTS = "checkpoints"
 FEDERATED = "federated"  # what the recipe of a real federation's training holds, and a comparison's does not
+PATIENCE = 0.2  # seconds; who only looks at a directory, or mends it, locks it for less
 RUNS = Path("runs")  # where folders are made, if no other place is named
 
 
@@ -21,20 +22,24 @@ class BusyError(InputError):
 
 
 @contextmanager
-def held(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Locks a directory against other processes, and creates it if necessary."""
+def held(path: Path, *, wait: bool = False, reading: bool = False) -> Iterator[None]:
+    """Locks a directory against other processes, and creates it if necessary.
+
+    If it may be that there is nothing to write, `reading`, also one that cannot be written.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to {path}: {error.strerror}; give another --out") from None
-    with lock(path, wait=wait) as mine:
+    with lock(path, wait=wait, patience=PATIENCE) as mine:
         if not mine:
             raise BusyError(f"another process is training in {path}; wait for it or stop it")
         own = identity(path)
-        if not os.access(path, os.W_OK):
-            raise InputError(f"cannot write to {path}: permission denied; give another --out")
+        if not reading:
+            check_writable(path)
         try:
-            sweep(path)
+            if writable(path):
+                sweep(path)
             yield
         finally:
             if identity(path) == own:  # else it was made by someone else, meanwhile
@@ -42,6 +47,16 @@ def held(path: Path, *, wait: bool = False) -> Iterator[None]:
                     path.rmdir()
                     if path.parent == RUNS:
                         path.parent.rmdir()
+
+
+def writable(path: Path) -> bool:
+    return os.access(path, os.W_OK)
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a directory in which this process may not write, or nobody may."""
+    if not writable(path):
+        raise InputError(f"cannot write to {path}: no permission, or read-only; give another --out")
 
 
 def holds_run(path: Path) -> bool:

@@ -10,13 +10,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Messages(Console):
-    """Standard error: shows what users wrote as they did, and falls silent where nobody reads it."""
+    """Standard error: shows what users wrote as they did, and falls silent where it cannot be written."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True, highlight=False, markup=False, emoji=False)
 
+    def _check_buffer(self) -> None:  # rich's, which lets any error pass but a broken pipe
+        try:
+            super()._check_buffer()
+        except OSError:
+            self.on_broken_pipe()
+
     def on_broken_pipe(self) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # training goes on
+        """Nobody reads it, or its disk is full: training goes on."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     @property
     def draws(self) -> bool:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairwind.contract import AnyAlgorithm
-from fairwind.engine.ranks import find
+from fairwind.engine.ranks import find, join
 from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from fairwind.runs.directory import RunDirectory
 from fairwind.runs.files import RESULTS
-from fairwind.runs.folder import check_free, explaining, held, holds_run
+from fairwind.runs.folder import check_free, check_writable, explaining, held, holds_run, writable
 from fairwind.runs.growth import Growth, growing, settle
 from fairwind.runs.recipe import Recipe, on_the_same_machine
 from fairwind.runs.results import Evaluated, summarise, warnings_of
@@ -71,13 +71,16 @@ class Session:
 
     def run(self) -> Trained | None:
         """Trains the rounds that are left, and writes the results; None if no round was left."""
-        path, first = self.path, find().first
+        path, ranks = self.path, join()
+        first = ranks.first
         with ExitStack() as stack:
+            ranks.meet()  # until here every rank may have read the directory as it was
             if path is not None and first:
-                stack.enter_context(held(path, wait=self.wait))
+                stack.enter_context(held(path, wait=self.wait, reading=(path / RESULTS).exists()))
                 if self.explain:
                     stack.enter_context(explaining(path, self.again))
                 settle(path)
+            ranks.meet()  # all ranks read it settled
             directory = self._directory(first)
             complete = path is not None and (path / RESULTS).exists() and not damaged(path)
             goes_on = complete and path is not None and self._goes_on(path)
@@ -91,6 +94,8 @@ class Session:
             if complete:
                 self._nothing_left(directory)
                 return None
+            if path is not None and first:
+                check_writable(path)
             if directory is not None:
                 self._say(directory.changed(recipe.settings))
                 simulation.ranks.meet()  # from here on no other process changes the checkpoints
@@ -156,7 +161,12 @@ class Session:
         """The end of a comparison that is finished."""
         if find().first and self.path is not None:
             self._say(directory.mend_recipe() if directory is not None else [])
-            self.finished(self.path)
+            try:
+                self.finished(self.path)
+            except InputError as error:
+                if writable(self.path):
+                    raise
+                self.say(str(error))
 
     def _build(
         self, directory: RunDirectory | None, larger: RunDirectory | None

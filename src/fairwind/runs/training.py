@@ -3,7 +3,7 @@
 import signal
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FrameType
 from typing import Any, Protocol
 
@@ -46,7 +46,8 @@ class Plain:
 
     def print(self, text: str, /, *, soft_wrap: bool = True) -> None:
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody reads it, or its disk is full
+                print(text, file=sys.stderr, flush=True)
 
     def bar(self, total: int, done: int) -> AbstractContextManager[Bar]:
         return nullcontext(self)
