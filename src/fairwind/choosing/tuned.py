@@ -11,12 +11,12 @@ from fairwind.algorithms import BASELINES, PAPER, REGISTRY, with_sets
 from fairwind.api import compare, refuse_unknown, settings_of, several_seeds, takes_settings
 from fairwind.choosing.search import FAIR, Aim, Search, Trial, search
 from fairwind.comparison import Comparison
-from fairwind.engine.settings import Options, names_of
+from fairwind.engine.settings import Options
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, first_line, in_range, needs_extra, python_numbers, unknown, whole
 from fairwind.runs.files import read_json, write_json
 from fairwind.runs.folder import held
-from fairwind.runs.recipe import Recipe
+from fairwind.runs.recipe import Recipe, algorithm_digest, build_algorithm
 from fairwind.runs.spec import arguments, parameters
 from fairwind.task import Task
 
@@ -140,7 +140,7 @@ def tune(
     settings = replace(settings, finetune=0)  # which is for the end
     if search_seed in final_seeds:
         raise InputError(f"seed {search_seed} is the search's: give other seeds, or another search_seed")
-    Recipe(task.source or task.name, names, final_seeds, settings).check()
+    Recipe(task.source, names, final_seeds, settings).check()
     for seed in final_seeds:
         whole(0, seeds=seed)
     if not final_seeds:
@@ -152,7 +152,7 @@ def tune(
     in_range(0, float("inf"), **{f"local_rates[{i}]": rate for i, rate in enumerate(rates)})
     folder = None if out is None else Path(out)
     choosing = replace(task, federation=task.federation.for_choosing())
-    recipe = Recipe(task.source or task.name, names, (search_seed,), settings)
+    recipe = Recipe(task.source, names, (search_seed,), settings)
     asked = Search(
         choosing, names, Aim.read(aim), trials, settings.rounds, search_seed, rates, recipe, folder
     )
@@ -225,7 +225,7 @@ def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], d
     """The search, unless its directory has it already."""
     if asked.folder is None:
         return search(asked, say)
-    identity = json.loads(json.dumps(_identity(asked)))
+    identity, recipe = json.loads(json.dumps(_identity(asked))), _recipe(asked)
     try:
         asked.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -234,17 +234,18 @@ def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], d
         place = asked.folder / SEARCHED
         if place.exists():
             content = _read_search(place)
-            for name, value in identity.items():
-                if content["asked"].get(name) != value:
-                    raise InputError(
-                        f"{asked.folder} holds a search that differs in its {name}; give another out"
-                    )
+            known, begun = content["asked"], Recipe.from_json(content["recipe"])
+            differs = next((name for name in identity if known.get(name) != identity[name]), "")
+            if differs := differs or begun.differs(recipe):
+                raise InputError(
+                    f"{asked.folder} holds a search that differs in its {differs}; give another out"
+                )
             if "trials" in content:
                 return [Trial(*each) for each in content["trials"]], content["cost"]
         else:
-            write_json(place, {"asked": identity})
+            write_json(place, {"asked": identity, "recipe": recipe.to_json()})
         found, cost = search(asked, say)
-        write_json(place, {"asked": identity, "cost": cost, "trials": found})
+        write_json(place, {"asked": identity, "recipe": recipe.to_json(), "cost": cost, "trials": found})
     return found, cost
 
 
@@ -253,6 +254,8 @@ def _read_search(place: Path) -> dict[str, Any]:
         content = read_json(place)
         if not isinstance(content["asked"], dict):
             raise ValueError("it is no search")
+        if "recipe" not in content:
+            raise ValueError("it is of an earlier version of Fairwind")
         for trial in content.get("trials", []):
             Trial(*trial)
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -261,24 +264,19 @@ def _read_search(place: Path) -> dict[str, Any]:
 
 
 def _identity(asked: Search) -> dict[str, Any]:
-    """What a search that goes on must have in common with the one that was begun."""
-    simulation = replace(asked.recipe, algorithms=("fedavg",)).build(asked.task)
-    known = asked.recipe.with_digests(asked.task, simulation).to_json()
-    decide = {
-        n: known["settings"][n] for n in names_of("numbers") if n not in ("target", "patience", "finetune")
-    }
+    """What a search that goes on must have in common with the one that was begun, beside its recipe."""
     return {
-        "task": known["setup"],
-        "data": asked.task.federation.digest(),
-        "model": known["model"],
         "algorithms": list(asked.algorithms),
         "aim": str(asked.aim),
         "trials": asked.trials,
-        "rounds": asked.rounds,
-        "seed": asked.seed,
         "local rates": list(asked.rates),
-        "loss or score": known["judged_by"],
-        "augmentation": known["augment"],
-        **({"personal part or batch_norm": known["sharing"]} if "sharing" in known else {}),
-        **decide,
     }
+
+
+def _recipe(asked: Search) -> Recipe:
+    """Everything that determines the numbers of its trials, but their parameters."""
+    settings = replace(asked.recipe.settings, target=None, patience=None, finetune=0)
+    recipe = replace(asked.recipe, algorithms=("fedavg",), settings=settings)
+    recipe = recipe.with_digests(asked.task, recipe.build(asked.task))
+    digests = {name: algorithm_digest(build_algorithm(name)) for name in asked.algorithms}
+    return replace(recipe, algorithms=asked.algorithms, algorithm_digests=digests)
