@@ -171,6 +171,18 @@ def test_a_schedule_is_compared_in_the_rounds_that_both_have(tmp_path: Path) -> 
     assert fw.compare(own_task(), "fedavg", **given)[0].rounds[-1] == QUICK["rounds"]
 
 
+@pytest.mark.parametrize("batch_norm", ["local", "shared"])
+def test_batch_norm_that_moves_otherwise_is_another_task(batch_norm: Any, tmp_path: Path) -> None:
+    def base(momentum: float = 0.1) -> fw.Task:
+        norm = nn.BatchNorm1d(8, momentum=momentum)
+        model = nn.Sequential(nn.Linear(5, 8), norm, nn.Linear(8, 3))
+        for value in model.parameters():
+            nn.init.constant_(value, 0.1)
+        return fw.Task(model, federation(), batch_norm=batch_norm)
+
+    refuses(base, lambda task: base(0.3), "its local steps", tmp_path / "run")
+
+
 def test_an_optimizer_that_steps_otherwise_is_another_task(tmp_path: Path) -> None:
     base = lambda: with_optimizer(0.5)(own_task())  # noqa: E731
     refuses(base, with_optimizer(0.9), "its local steps", tmp_path / "run")

@@ -162,7 +162,7 @@ def _evaluated(plain: PlainModel, inputs: Any, targets: Any, many: Any) -> dict[
 
 
 def _stepped(plain: PlainModel, inputs: Any, targets: Any, solver: Solver) -> Fingerprint:
-    """Losses in training mode of two local steps, and how far they move the model."""
+    """Losses in training mode of two local steps, and what these do to weights and buffers."""
     plain.load(plain.whole.parts(plain.first))
     plain.train()
     before = [weight.detach().clone() for weight in plain.weights]
@@ -176,7 +176,8 @@ def _stepped(plain: PlainModel, inputs: Any, targets: Any, solver: Solver) -> Fi
             optimizer.step()
             optimizer.zero_grad()
     moved = [(now.detach() - then).reshape(-1) for now, then in zip(plain.weights, before, strict=True)]
-    return fingerprint([*losses, torch.cat(moved) if moved else []])
+    buffers = [buffer for buffer in plain.module.buffers() if buffer.is_floating_point()]
+    return fingerprint([*losses, torch.cat(moved) if moved else [], buffers])
 
 
 def _scaled(factor: float, values: Tensor) -> Tensor:
