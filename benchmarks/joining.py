@@ -51,7 +51,7 @@ def measure(name: str, task: fw.Task) -> dict[str, Any]:
     print(f"{name}: {len(compared.clients)} clients, {len(new)} new ones, {task.rounds} rounds\n{compared}\n")
     return {
         "task": name,
-        "setup": results["setup"],
+        "setup": results["task"],
         "rounds": task.rounds,
         "clients": len(compared.clients),
         "new_clients": len(new),

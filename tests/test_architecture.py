@@ -58,7 +58,7 @@ ENGINE = (
 RUNS = (
     ("hints", "files", "progress", "schema", "duration"),
     ("spec", "folder", "cache"),
-    ("seals", "cost", "environment", "references", "gains"),
+    ("seals", "cost", "environment", "references", "gains", "rehearsal"),
     ("recipe",),
     ("results",),
     ("directory",),

@@ -123,7 +123,7 @@ def compare(
     in_range(0, math.inf, checkpoint_every=checkpoint_every)
     budget = None if time_budget is None else seconds_of(time_budget, "time_budget")
     own = labelled(algorithms)
-    recipe = Recipe(task.source or task.name, tuple(own), several_seeds(seeds), settings_of(task, options))
+    recipe = Recipe(task.source, tuple(own), several_seeds(seeds), settings_of(task, options))
     given = {label: algorithm for label, algorithm in own.items() if is_algorithm(algorithm)}
     recipe.check(given)
     path = None if out is None else Path(out)

@@ -126,7 +126,7 @@ def task_on(spec: str, federation: Federation) -> Task:
     setup, given = find(spec), arguments_of(spec)
     federation = federation.with_validation(given["validation"]).with_new_clients(given["new_clients"])
     model = partial(setup.model, federation, **{name: given[name] for name in parameters(setup.model)})
-    return Task(model, federation, solver=setup.solver, rounds=setup.rounds, name=spec, source=spec)
+    return Task(model, federation, solver=setup.solver, rounds=setup.rounds, name=spec).sourced(spec)
 
 
 def arguments_of(spec: str) -> dict[str, Any]:

@@ -50,8 +50,9 @@ class Task:
     """Rounds of training, unless a call says otherwise."""
     name: str = ""
     """Its name in results and on report pages; the federation's name if not given."""
-    source: str = field(default="", repr=False)
-    """How the command line finds it: a setup such as cifar10:beta=0.1, or FILE.py:NAME."""
+    source: str = field(default="", init=False, repr=False)
+    """How the command line finds it: a setup such as cifar10:beta=0.1, or FILE.py:NAME. Empty for a task made
+    in Python, as a changed copy of a setup's is, too."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.federation, Federation):
@@ -81,4 +82,6 @@ class Task:
     def sourced(self, source: str) -> "Task":
         """The same task, as found by the command line; without a name of its own it has its source's."""
         name = source.rpartition("/")[2] if self.name == Federation.name else self.name
-        return replace(self, source=source, name=name)
+        found = replace(self, name=name)
+        object.__setattr__(found, "source", source)
+        return found

@@ -375,11 +375,34 @@ def test_batches_of_another_search_are_not_read(small: tuple[Tuned, Path], tmp_p
 
 def test_a_search_with_other_settings_or_another_loss_is_another(tmp_path: Path) -> None:
     tuned_quietly(task(), out=tmp_path / "a", trials=4)
-    with pytest.raises(InputError, match="differs in its participation"):
+    with pytest.raises(InputError, match="differs in its setting 'participation'"):
         tuned_quietly(task(), out=tmp_path / "a", trials=4, participation=0.5)
     other = replace(task(), loss=torch.nn.CrossEntropyLoss(label_smoothing=0.3))
     with pytest.raises(InputError, match="differs in its loss or score"):
         tuned_quietly(other, out=tmp_path / "a", trials=4)
+
+
+def test_a_search_with_a_model_that_computes_something_else_is_another(tmp_path: Path) -> None:
+    tuned_quietly(task(), out=tmp_path / "a", trials=4)
+    made: Any = task().model
+
+    def other() -> torch.nn.Module:
+        found: torch.nn.Module = made()
+        found.register_forward_hook(lambda module, args, output: 2 * output)
+        return found
+
+    with pytest.raises(InputError, match="differs in its model"):
+        tuned_quietly(replace(task(), model=other), out=tmp_path / "a", trials=4)
+
+
+def test_a_search_of_an_earlier_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    tuned_quietly(task(), out=tmp_path / "a", trials=4)
+    file = tmp_path / "a" / "search.json"
+    content = json.loads(file.read_text())
+    del content["recipe"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"of an earlier version of Fairwind.*: give another out"):
+        tuned_quietly(task(), out=tmp_path / "a", trials=4)
 
 
 def test_small_clients_are_not_overlooked_without_a_word() -> None:

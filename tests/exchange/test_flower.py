@@ -28,9 +28,10 @@ from flwr.serverapp import strategy as flowers
 
 from command import refused, succeeded
 from conftest import FEATURES, make_federation, make_model
-from exchanged import simulated, task_of
+from exchanged import Exchange, simulated, task_of
 from fairwind import Federation, InputError, Solver, Task, algorithms, load, scores, simulate
-from fairwind.exchange import UNBOUNDED, Bounds, Privacy, StalledError
+from fairwind.exchange import UNBOUNDED, Bounds, Evaluations, FederatedRun, Privacy, StalledError
+from fairwind.exchange.results import owner_of
 from fairwind.flower import (
     AlgorithmStrategy,
     SecureStrategy,
@@ -190,6 +191,19 @@ def test_another_training_is_not_continued(task: Task, tmp_path: Path) -> None:
     strategy_of(task, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
     with pytest.raises(InputError, match="holds another training"):
         strategy_of(task, seed=1, out=tmp_path / "run").start(grid_of(task), num_rounds=1, timeout=5)
+
+
+def test_nor_is_one_of_another_algorithm_with_the_same_name(task: Task, tmp_path: Path) -> None:
+    def begun(spec: str) -> None:
+        server = Exchange(task, spec).server
+        evaluations = Evaluations([scores.accuracy], "mine", 0, server.algorithm)
+        owner = owner_of(server, evaluations, task="hospitals", clients_per_round=None)
+        FederatedRun(tmp_path, owner, server, evaluations).close()
+
+    begun("fedavg")
+    begun("fedavg")
+    with pytest.raises(InputError, match="holds another training"):
+        begun("fedavg:lr=0.5")
 
 
 @pytest.mark.slow

@@ -450,7 +450,8 @@ def test_the_page_says_how_to_run_it_again(tmp_path: Path) -> None:
     results = write_run(tmp_path, ["adafedadam:alpha=2", "mine"])
     results |= {"command": "fairwind compare synthetic --seeds 0 1 2", "data": "abc123"}
     save_results(tmp_path, results)
-    (tmp_path / "recipe.json").write_text(json.dumps({"own": {"mine": "d1d2"}, "model": "e5e6"}))
+    recipe = {"algorithm_digests": {"mine": "d1d2"}, "model": "e5e6"}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
     text = Reader(html_of(tmp_path)).text
     for words in ("fairwind compare synthetic --seeds 0 1 2", "0, 1, 2", "abc123", "e5e6", "d1d2"):
         assert words in text

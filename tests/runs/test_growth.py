@@ -281,7 +281,7 @@ def test_another_algorithm_of_the_same_name_is_refused(tmp_path: Path) -> None:
     task = fairwind.setup(SETUP)
     given: dict[str, Any] = {"out": tmp_path / "run", "progress": False, "compile": "off"}
     fairwind.compare(task, {"mine": fairwind.algorithms.fedavg()}, rounds=2, **given)
-    with pytest.raises(InputError, match="differs in its own algorithm"):
+    with pytest.raises(InputError, match="differs in its algorithm 'mine'"):
         fairwind.compare(task, {"mine": fairwind.algorithms.qfedavg()}, rounds=3, **given)
     two: dict[str, Any] = {"mine": fairwind.algorithms.fedavg(), "other": fairwind.algorithms.qfedavg()}
     assert len(fairwind.compare(task, two, rounds=3, **given)) == 2
@@ -303,7 +303,7 @@ def test_a_schedule_that_depends_on_the_rounds_is_refused(tmp_path: Path) -> Non
         return lambda t: 0.5 * (1 + math.cos(math.pi * t / rounds))
 
     train(4, cosine(4))
-    with pytest.raises(InputError, match=r"lr_schedule gives .* for round 1, and .* was trained with"):
+    with pytest.raises(InputError, match=r"its lr_schedule, which gave 0\.85\d* for round 1 and gives 0\.96"):
         train(8, cosine(8))
     shutil.rmtree(tmp_path / "run")
     train(4, cosine(20))

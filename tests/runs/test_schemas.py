@@ -25,8 +25,8 @@ SCHEMAS = {
     name: json.loads((ROOT / "docs" / "schemas" / f"{name}.schema.json").read_text())
     for name in ("results", "history")
 }
-# Of a run under torchrun, of algorithms and a study's tasks of one's own, and of prepared data.
-ELSEWHERE = {"environment.ranks", "own", "task_digests"}
+# Of a run under torchrun, of a study's tasks of one's own, and of prepared data.
+ELSEWHERE = {"environment.ranks", "task_digests"}
 ELSEWHERE |= {f"federation.{name}" for name in ("digest", "rule", "notes")}
 ELSEWHERE |= {f"federation.source{name}" for name in ("", "[].file", "[].bytes", "[].sha256", "[].layout")}
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import tyro
 
+import fairwind as fw
 import layouts
 from command import fairwind, refused, succeeded
 from fairwind.cli.compare import Compare
+from fairwind.engine.settings import NUMBERS
 from fairwind.errors import InputError
 from fairwind.paper.studies import STUDIES, scaled
 from fairwind.report import write_study
@@ -37,7 +39,7 @@ from fairwind.study import (
     read_study,
     run,
 )
-from fairwind.study.panel import _task_digests, own_task
+from fairwind.study.panel import _task_digests, digests_of, own_task
 
 SMALL = "synthetic:clients=4"
 PANEL = Panel("small", SMALL, ("fedavg", "adafedadam"), (0, 1), {"rounds": 4, "eval_every": 2})
@@ -67,7 +69,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def key(setup: str, algorithm: str, **changes: Any) -> RunKey:
-    return RunKey.of(setup, algorithm, 0, asdict(settings_of(setup, **changes)))
+    return RunKey.of(setup, algorithm, 0, asdict(settings_of(setup, **changes)), digests_of([algorithm]))
 
 
 def test_a_run_is_known_by_what_decides_its_numbers() -> None:
@@ -88,7 +90,7 @@ def test_a_run_of_an_own_algorithm_is_known_by_what_it_computes(tmp_path: Path) 
     mine.write_text(text.replace("RATE", "0.5"))
     runs = train(panel, tmp_path / "out")
     assert not missing([panel], runs, lambda _: Where())
-    assert list(runs[0].results["own"]) == [f"{mine}:mine"]
+    assert list(runs[0].results["algorithm_digests"]) == [f"{mine}:mine", "fedavg"]
     mine.write_text(text.replace("RATE", "0.25"))
     del sys.modules["fairwind_user_own_algorithm"]  # as in another process
     (job,) = missing([panel], runs, lambda _: Where())
@@ -213,6 +215,60 @@ def test_only_what_is_missing_is_trained(trained: Path, tmp_path: Path) -> None:
     assert {spec: [r.key.seed for r in found] for spec, found in chosen.items()} == {
         spec: [0, 1, 2] for spec in wider.algorithms
     }
+
+
+def stored(folder: Path, **changes: Any) -> None:
+    """Results as they would be stored if something had been otherwise."""
+    (file,) = folder.glob("runs/*/results.json")
+    content = json.loads(file.read_text())
+    write_json(file, sealed({**content, **changes}))
+
+
+def test_stored_runs_of_another_formula_or_another_engine_are_trained_again(
+    trained: Path, tmp_path: Path
+) -> None:
+    digests = digests_of(PANEL.algorithms)
+    left = {"fedavg": ["adafedadam"], "adafedadam": ["fedavg"]}
+    for name in PANEL.algorithms:
+        out = shutil.copytree(trained, tmp_path / name)
+        stored(out, algorithm_digests=digests | {name: "of another formula"})
+        (job,) = missing([PANEL], read_runs(out)[0], lambda _: Where())
+        assert job.recipe.algorithms == (name,)
+        kept = choose(PANEL, read_runs(out)[0])
+        assert [label for label, runs in kept.items() if runs] == left[name]
+    out = shutil.copytree(trained, tmp_path / "engine")
+    stored(out, numbers=NUMBERS + 1)
+    (job,) = missing([PANEL], read_runs(out)[0], lambda _: Where())
+    assert job.recipe.algorithms == PANEL.algorithms
+
+
+def test_runs_that_do_not_say_what_their_algorithms_compute_are_passed_over(
+    trained: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(trained, tmp_path / "earlier")
+    (file,) = out.glob("runs/*/results.json")
+    content = json.loads(file.read_text())
+    del content["algorithm_digests"]
+    write_json(file, sealed(content))
+    runs, (passed,) = read_runs(out)
+    assert not runs
+    assert not passed.damaged
+    assert "an earlier version of Fairwind" in str(passed)
+
+
+@pytest.mark.parametrize("by", ["time_budget", "after_evaluation"])
+def test_a_comparison_that_was_cut_short_fills_no_cell(by: str, tmp_path: Path) -> None:
+    panel = replace(PANEL, seeds=(0,), algorithms=("fedavg",))
+    given: dict[str, Any] = {"rounds": 4, "eval_every": 2, "progress": False, **OPTIONS}
+    task, short = fw.setup(SMALL), tmp_path / "short"
+    cut: dict[str, Any] = {"time_budget": 1e-9, "after_evaluation": lambda lines: True}
+    fw.compare(task, "fedavg", out=short, **given, **{by: cut[by]})
+    runs, (passed,) = read_runs(tmp_path)
+    assert not runs
+    assert f"cut short by {by}" in str(passed)
+    assert missing([panel], runs, lambda _: Where())
+    fw.compare(task, "fedavg", out=short, **given)
+    assert not missing([panel], read_runs(tmp_path)[0], lambda _: Where())
 
 
 def test_a_run_joined_from_two_machines_is_the_run_of_one(trained: Path, tmp_path: Path) -> None:

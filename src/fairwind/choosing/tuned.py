@@ -10,12 +10,12 @@ from fairwind.algorithms import BASELINES, PAPER, REGISTRY, with_sets
 from fairwind.api import compare, refuse_unknown, settings_of, several_seeds, takes_settings
 from fairwind.choosing.search import FAIR, Aim, Search, Trial, search
 from fairwind.comparison import Comparison
-from fairwind.engine.settings import Options, names_of
+from fairwind.engine.settings import Options
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, damaged, in_range, needs_extra, python_numbers, unknown, whole
 from fairwind.runs.files import read_sealed, sealed, write_json
 from fairwind.runs.folder import check_writable, held
-from fairwind.runs.recipe import Recipe
+from fairwind.runs.recipe import Recipe, algorithm_digest, build_algorithm
 from fairwind.runs.spec import arguments, parameters
 from fairwind.runs.training import messages
 from fairwind.task import Task
@@ -147,7 +147,7 @@ def tune(
     settings = replace(settings, finetune=0)  # which is for the end
     if search_seed in final_seeds:
         raise InputError(f"seed {search_seed} is the search's: give other seeds, or another search_seed")
-    Recipe(task.source or task.name, names, final_seeds, settings).check()
+    Recipe(task.source, names, final_seeds, settings).check()
     for seed in final_seeds:
         whole(0, seeds=seed)
     if not final_seeds:
@@ -159,7 +159,7 @@ def tune(
     in_range(0, float("inf"), **{f"local_rates[{i}]": rate for i, rate in enumerate(rates)})
     folder = None if out is None else Path(out)
     choosing = replace(task, federation=task.federation.for_choosing())
-    recipe = Recipe(task.source or task.name, names, (search_seed,), settings)
+    recipe = Recipe(task.source, names, (search_seed,), settings)
     asked = Search(
         choosing, names, Aim.read(aim), trials, settings.rounds, search_seed, rates, recipe, folder
     )
@@ -233,8 +233,8 @@ def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], d
     folder = asked.folder
     if folder is None:
         return search(asked, say)
-    identity = json.loads(json.dumps(_identity(asked)))
-    asked = asked._replace(owner=str(sealed(identity)["sha256"]))
+    recipe = _recipe(asked)
+    begun = json.loads(json.dumps({"asked": _identity(asked), "recipe": recipe.to_json()}))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -243,16 +243,18 @@ def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], d
     with held(folder, reading=place.exists()):
         if place.exists():
             content = _read_search(place)
-            for name, value in identity.items():
-                if content["asked"].get(name) != value:
-                    raise InputError(f"{folder} holds a search that differs in its {name}; give another out")
+            known, mine = content["asked"], begun["asked"]
+            differs = next((name for name in mine if known.get(name) != mine[name]), "")
+            if differs := differs or Recipe.from_json(content["recipe"]).differs(recipe):
+                raise InputError(f"{folder} holds a search that differs in its {differs}; give another out")
             if "trials" in content:
                 return content["trials"], content["cost"]
+            begun = {"asked": known, "recipe": content["recipe"]}  # which may differ in rounding
         check_writable(folder)
         if not place.exists():
-            write_json(place, sealed({"asked": identity}))
-        found, cost = search(asked, say)
-        write_json(place, sealed({"asked": identity, "cost": cost, "trials": found}))
+            write_json(place, sealed(begun))
+        found, cost = search(asked._replace(owner=str(sealed(begun)["sha256"])), say)
+        write_json(place, sealed({**begun, "cost": cost, "trials": found}))
     return found, cost
 
 
@@ -260,30 +262,27 @@ def _read_search(place: Path) -> dict[str, Any]:
     remedy = "delete it, and the same call makes it again from its batches; or give another out"
     with damaged(lambda: f"{place} cannot be read", remedy):
         content = read_sealed(place)
+        if "recipe" not in content:
+            raise ValueError("it is of an earlier version of Fairwind")
         if "trials" in content:
             content["trials"] = [Trial(*each) for each in content["trials"]]
         return content
 
 
 def _identity(asked: Search) -> dict[str, Any]:
-    """What a search that goes on must have in common with the one that was begun."""
-    simulation = replace(asked.recipe, algorithms=("fedavg",)).build(asked.task)
-    known = asked.recipe.with_digests(asked.task, simulation).to_json()
-    decide = {
-        n: known["settings"][n] for n in names_of("numbers") if n not in ("target", "patience", "finetune")
-    }
+    """What a search that goes on must have in common with the one that was begun, beside its recipe."""
     return {
-        "task": known["setup"],
-        "data": asked.task.federation.digest(),
-        "model": known["model"],
         "algorithms": list(asked.algorithms),
         "aim": str(asked.aim),
         "trials": asked.trials,
-        "rounds": asked.rounds,
-        "seed": asked.seed,
         "local rates": list(asked.rates),
-        "loss or score": known["judged_by"],
-        "augmentation": known["augment"],
-        **({"personal part or batch_norm": known["sharing"]} if "sharing" in known else {}),
-        **decide,
     }
+
+
+def _recipe(asked: Search) -> Recipe:
+    """Everything that determines the numbers of its trials, but their parameters."""
+    settings = replace(asked.recipe.settings, target=None, patience=None, finetune=0)
+    recipe = replace(asked.recipe, algorithms=("fedavg",), settings=settings)
+    recipe = recipe.with_digests(asked.task, recipe.build(asked.task))
+    digests = {name: algorithm_digest(build_algorithm(name)) for name in asked.algorithms}
+    return replace(recipe, algorithms=asked.algorithms, algorithm_digests=digests)

@@ -83,5 +83,5 @@ class Resume:
             algorithms=tuple(dict.fromkeys((*recipe.algorithms, *with_sets(self.algorithms)))),
             seeds=tuple(dict.fromkeys((*recipe.seeds, *self.seeds))),
         )
-        larger.check(recipe.own)
+        larger.check(recipe.algorithms)
         return larger

@@ -290,11 +290,11 @@ class PlainModel:
         """The mean loss of a batch in training mode; `key` seeds its randomness."""
         for name in self.keys:
             self.module.get_buffer(name).fill_(key)
-        return self._loss(self._outputs(inputs, self.randomness, key), targets)
+        return self._loss(self.outputs(inputs, self.randomness, key), targets)
 
     def evaluation_loss(self, inputs: Any, targets: Any) -> Tensor:
         """The mean loss of a batch in the mode of evaluation, or of probes."""
-        return self._loss(self._outputs(inputs, self.evaluation_randomness), targets)
+        return self._loss(self.outputs(inputs, self.evaluation_randomness), targets)
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -307,7 +307,7 @@ class PlainModel:
     def _loss(self, outputs: Any, targets: Any) -> Tensor:
         return self.loss.of_batch(outputs if self.loss.own else read(outputs), targets)
 
-    def _outputs(self, inputs: Any, randomness: Randomness, key: int = 0) -> Any:
+    def outputs(self, inputs: Any, randomness: Randomness, key: int = 0) -> Any:
         """The module's outputs, with its randomness seeded; in evaluation it is the same every time."""
         if randomness == "functional":
             with CountedRandomness(torch.tensor(key, device=self.start.device)):
@@ -326,7 +326,7 @@ class PlainModel:
         with self.own_generators():
             for parts in zip(*self.whole.parts(x), strict=True):
                 self.load(parts)
-                outputs = self._outputs(inputs, self.evaluation_randomness)
+                outputs = self.outputs(inputs, self.evaluation_randomness)
                 found.append(judged(self.loss, self.judges, outputs, targets))
         return tuple(torch.stack(each) for each in zip(*found, strict=True))
 
@@ -343,7 +343,7 @@ class PlainModel:
         for layer in self.normed_by_batch:
             layer.momentum = 1.0
         with self.own_generators():
-            self._outputs(inputs, self.evaluation_randomness)
+            self.outputs(inputs, self.evaluation_randomness)
         for layer, momentum in zip(self.normed_by_batch, momenta, strict=True):
             layer.momentum = momentum
         kept = len(self.layout.names) + self.division.kept

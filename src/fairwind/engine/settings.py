@@ -23,6 +23,8 @@ ClientSelection = Literal["uniform", "size"]
 Precision = Literal["auto", "float32", "tf32", "bf16"]
 
 LARGEST = 2.0**20  # GiB
+NUMBERS = 1
+"""Version of the engine's numbers: raised by hand where the same settings give others, beyond rounding."""
 
 
 MACHINE = {"effect": "machine"}  # how a machine computes a run: it may be resumed with another value

@@ -27,6 +27,7 @@ from fairwind.runs.files import (
     write_json,
 )
 from fairwind.runs.folder import CHECKPOINTS, FEDERATED, held
+from fairwind.runs.recipe import algorithm_digest
 from fairwind.runs.results import results_of, run_row, timing
 from fairwind.runs.schema import FederatedConfig, FederationFacts, ResultsFile, TotalCost
 from fairwind.runs.seals import finish, history_lines
@@ -39,6 +40,7 @@ def owner_of(
     layout, privacy = aggregator.layout, aggregator.privacy
     owner: FederatedConfig = {
         "algorithm": evaluations.label,
+        "algorithm_digest": algorithm_digest(aggregator.algorithm),
         "seed": evaluations.seed,
         "task": task,
         "parameters": dict(zip(layout.names, map(list, layout.shapes), strict=True)),

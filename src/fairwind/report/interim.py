@@ -86,15 +86,16 @@ def read_interim(directory: Path) -> Record:
     history = _read_history(directory, known)
     at, lines = _newest(directory, history, known)
     clients = known if known is not None and known.rounds and known.rounds[-1] == at else None
+    task = run.content.get("task", "")
     results: FindingsSoFar = {
         "setup": recipe.setup,
-        "task": run.content.get("task", ""),
+        "task": task,
         "command": recipe.command(),
         "config": config_of(recipe, recipe.settings),
         "scores": run.content.get("scores") or [_score(name) for name in recipe.judged_by[1:]],
         "parts": run.content.get("parts", TESTED),
         "environment": run.made_with,
-        "federation": run.content.get("federation") or FederationName(name=recipe.setup),
+        "federation": run.content.get("federation") or FederationName(name=task or recipe.setup),
         "data": recipe.data,
         "runs": [],
         "summary": [],

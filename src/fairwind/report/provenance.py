@@ -50,13 +50,13 @@ def _data(record: Record) -> Iterable[tuple[str, object]]:
         yield "batch norm", sharing["batch_norm"] or "none that trains, or each client's own"
         yield "stays with each client", ", ".join(own) if own else "nothing"
     if recipe and recipe.get("model"):
-        yield "SHA-256 of the model", recipe["model"]
+        yield "SHA-256 of the model’s names and shapes", recipe["model"]
 
 
 def _parameters(record: Record) -> str:
     """Each algorithm with all its parameters, given or not."""
     known = {name: parameters(builder) for name, builder in algorithms.REGISTRY.items()}
-    own = (record.recipe or {}).get("own") or {}
+    digests = (record.recipe or {}).get("algorithm_digests", {})
     rows = []
     config, labels = record.results["config"], record.labels
     if "algorithms" in config:
@@ -66,7 +66,11 @@ def _parameters(record: Record) -> str:
             values = arguments("algorithm", label, known)
             text = ", ".join(f"{name} = {str(value).lower()}" for name, value in values.items()) or "none"
         except InputError:
-            text = f"one’s own; SHA-256 of what it computes {own[label]}" if label in own else "one’s own"
+            text = (
+                f"one’s own; SHA-256 of what it computes {digests[label]}"
+                if label in digests
+                else "one’s own"
+            )
         rows.append([label, text])
     return table_html(["algorithm", "parameters"], rows, attributes='class="words"')
 

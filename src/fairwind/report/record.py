@@ -21,7 +21,7 @@ class RecipeFacts(TypedDict, total=False):
     """What a page shows of recipe.json."""
 
     model: str | None
-    own: dict[str, str]
+    algorithm_digests: dict[str, str]
     baselines: dict[str, Baseline]
 
 

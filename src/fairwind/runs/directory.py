@@ -15,7 +15,7 @@ from fairwind.data import store
 from fairwind.data.federation import Federation
 from fairwind.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fairwind.engine.evaluation import Evaluation
-from fairwind.engine.settings import Settings, names_of
+from fairwind.engine.settings import NUMBERS, Settings, names_of
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line
 from fairwind.runs.environment import changes, environment
@@ -39,8 +39,6 @@ from fairwind.runs.schema import Environment, ResultsFile
 from fairwind.runs.seals import damaged, finish, history_lines
 from fairwind.setups import Where
 from fairwind.task import Task
-
-SCHEDULE = "lr_schedule"  # in a checkpoint, the factors of the learning rate so far
 
 
 class RunDirectory:
@@ -113,6 +111,14 @@ class RunDirectory:
             saved.append(int(read_json(self.path / RESULTS)["runs"][0]["rounds"]))
         return max(saved, default=0)
 
+    def check_version(self) -> None:
+        """Refuses a comparison that a version of Fairwind with other numbers, or none, began."""
+        if self.recipe.numbers != NUMBERS:
+            raise InputError(
+                f"{self.path} was begun by another version of Fairwind ({self.made_with['fairwind']}), whose "
+                "numbers may differ, and cannot go on: give another out; fairwind.load reads what is finished"
+            )
+
     def changed(self, settings: Settings) -> list[str]:
         """What is said of differences since the run started, in the environment or the machine's settings."""
         found = changes(self.made_with, environment(settings.device))
@@ -133,20 +139,22 @@ class RunDirectory:
         if is_reference(recipe.setup):
             return load_task(recipe.setup)
         if recipe.in_python:
+            name = self.content.get("task", recipe.setup)
             raise InputError(
-                f"the task {recipe.setup!r} of {self.path} was made in Python: go on there, with the same "
+                f"the task {name!r} of {self.path} was made in Python: go on there, with the same "
                 f"fairwind.compare(…, out={str(self.path)!r})"
             )
         where = self.where if cache is None else self.where._replace(cache=cache)
-        if recipe.data is None:
+        prepared = self.content.get("federation", {}).get("digest")
+        if prepared is None:
             return setups.task(recipe.setup)
-        entry = store.find(recipe.data, where.cache)
+        entry = store.find(prepared, where.cache)
         if entry is None:
             cache = where.cache or default_cache()
             given = {"data-dir": where.data_dir, "glove": where.glove, "cache": where.cache}
             options = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
             raise InputError(
-                f"the data of this run (digest {recipe.data[:12]}…) is not in {cache}: "
+                f"the data of this run (digest {prepared[:12]}…) is not in {cache}: "
                 f"make it again with 'fairwind data {recipe.setup}{options}', or name its --cache"
             )
         return setups.task_on(recipe.setup, entry.load())
@@ -163,7 +171,7 @@ class RunDirectory:
     def restore(self, simulation: Simulation) -> list[str]:
         """Restores a simulation from the newest intact checkpoint; returns messages about damaged files."""
         lines = self.mend_recipe() if simulation.ranks.first else []
-        checkpoint, refused = self.newest(simulation.settings)
+        checkpoint, refused = self.newest()
         if checkpoint is not None:
             simulation.restore(checkpoint)
             if self.finished and "stopped" in checkpoint.record:  # its results are made again
@@ -176,24 +184,14 @@ class RunDirectory:
             self.write_history(simulation)
         return lines
 
-    def newest(self, settings: Settings) -> tuple[Checkpoint | None, list[str]]:
-        """The newest intact checkpoint, and messages about damaged ones; refused if none is left.
-
-        So is a schedule of the learning rate that has changed for the rounds that are done.
-        """
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest intact checkpoint, and messages about damaged ones; refused if none is left."""
         checkpoint, refused = load_checkpoint(self.checkpoints, self.recipe.digest)
         if checkpoint is None and refused:
             raise InputError(
                 f"no usable checkpoint in {self.checkpoints}: {refused[0]}; "
                 "delete that folder to start again from round 0"
             )
-        before = [] if checkpoint is None else checkpoint.record.get(SCHEDULE, [])
-        for t, (was, now) in enumerate(zip(before, _scheduled(settings, len(before)), strict=False)):
-            if was != now:
-                raise InputError(
-                    f"lr_schedule gives {now:g} for round {t}, and {self.path} was trained with {was:g}: "
-                    "give the same schedule (it may not depend on the number of rounds), or another out"
-                )
         return checkpoint, [f"{refusal}; an earlier one is used" for refusal in refused]
 
     def _spoilt_history(self, simulation: Simulation) -> list[str]:
@@ -212,8 +210,6 @@ class RunDirectory:
         who: dict[str, object] = {"names": list(federation.names), "groups": list(federation.groups)}
         _, judged = federation.part(simulation.watched)  # the samples that the scores are of
         sizes = {"train_size": federation.train, "test_size": judged}
-        if schedule := _scheduled(simulation.settings, checkpoint.round):
-            who[SCHEDULE] = schedule
         checkpoint = checkpoint._replace(
             record={**checkpoint.record, "recipe": self.content, **who},
             tensors={**checkpoint.tensors, **sizes},
@@ -277,12 +273,6 @@ def _numbers(simulation: Simulation, now: Evaluation, federation: Federation) ->
         "train_size": federation.train,
         "test_size": federation.test,
     }
-
-
-def _scheduled(settings: Settings, rounds: int) -> list[float]:
-    """What a function of the user's gives as the rate's factor of the first rounds; nothing without one."""
-    schedule = settings.solver.lr_schedule
-    return [] if schedule is None else [float(schedule(t)) for t in range(rounds)]
 
 
 def check_begun(path: Path) -> None:

@@ -84,7 +84,7 @@ class Growth:
                 f"finish that first, by the command or call that began it, or delete {place}"
             )
         if not any(directory.checkpoints.glob("[0-9]*.json")):
-            checkpoint, lines = self.source.newest(simulation.settings)
+            checkpoint, lines = self.source.newest()
             self.say(lines if ranks.first else [])
             if checkpoint is not None:
                 self._join(checkpoint, simulation, directory)
@@ -117,7 +117,7 @@ class Growth:
             RunDirectory.create(place, self.recipe, self.source.where, added)
         ranks.meet()
         directory = RunDirectory.open(place)
-        checkpoint, lines = directory.newest(added.settings)
+        checkpoint, lines = directory.newest()
         if (
             checkpoint is not None and checkpoint.round > others.round
         ):  # the others have lost their last rounds

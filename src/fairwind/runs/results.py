@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairwind.data.federation import Federation
 from fairwind.engine.evaluation import EvaluatedModel, split
-from fairwind.engine.settings import Settings
+from fairwind.engine.settings import NUMBERS, Settings
 from fairwind.engine.simulation import Simulation
 from fairwind.metrics import METRICS, OF_GROUPS, over_seeds
 from fairwind.runs.cost import round_cost, with_fine_tuning
@@ -65,7 +65,7 @@ def results_of(
     data: str | None,
     runs: list[RunRow],
     timing: Timing,
-    own: Mapping[str, str] | None = None,
+    algorithm_digests: Mapping[str, str] | None = None,
     task_digests: Mapping[str, str] | None = None,
     sharing: SharingFacts | None = None,
     plan: Plan | None = None,
@@ -75,7 +75,8 @@ def results_of(
 ) -> Results:
     """The content of results.json, of a simulation or a real federation."""
     results: Results = {
-        "own": dict(own or {}),
+        "numbers": NUMBERS,
+        "algorithm_digests": dict(algorithm_digests or {}),
         "setup": setup,
         "task": task,
         "task_digests": dict(task_digests or {}),
@@ -93,8 +94,8 @@ def results_of(
         "summary": summary_of(runs),
         "timing": timing,
     }
-    if not own:
-        del results["own"]
+    if not algorithm_digests:
+        del results["algorithm_digests"]
     if not task_digests:
         del results["task_digests"]
     if sharing:
@@ -150,7 +151,7 @@ def summarise(simulation: Simulation, recipe: Recipe, plan: Plan | None = None) 
         timing=timing(
             simulation.seconds, simulation.round, len(simulation.runs), client_steps=simulation.client_steps
         ),
-        own=recipe.own,
+        algorithm_digests=recipe.algorithm_digests,
         task_digests=recipe.task_digests,
         sharing=recipe.sharing,
         plan=plan or simulation.plan.to_json(),

@@ -228,6 +228,7 @@ class FederatedConfig(TypedDict):
     """What the server of a real federation was started with."""
 
     algorithm: str
+    algorithm_digest: NotRequired[str]
     seed: int
     task: str
     parameters: dict[str, list[int]]
@@ -390,7 +391,8 @@ class FindingsSoFar(Findings):
 class Results(Findings):
     """What a comparison found."""
 
-    own: NotRequired[dict[str, str]]
+    numbers: NotRequired[int]
+    algorithm_digests: NotRequired[dict[str, str]]
     task_digests: NotRequired[dict[str, str]]  # of a study's own task, by seed
     plan: NotRequired[Plan]
     engine: NotRequired[str]  # what carried a real federation's messages

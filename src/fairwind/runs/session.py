@@ -185,6 +185,8 @@ class Session:
                 self._say(_kept(recipe.settings, directory.recipe.settings))
                 settings = on_the_same_machine(recipe.settings, directory.recipe.settings)
                 recipe = replace(recipe, settings=settings)
+        if directory is not None:
+            directory.check_version()
         lacks = "" if directory is None else recipe.lacks(directory.recipe, directory.trained)
         if lacks:
             raise InputError(
@@ -192,9 +194,9 @@ class Session:
                 "like, or give another out"
             )
         simulation = recipe.build(task, self.own)
-        recipe = recipe.with_digests(task, simulation)
+        recipe = recipe.with_digests(task, simulation, rehearse=self.path is not None)
         if directory is not None:
-            differs = directory.recipe.differs(recipe.part(directory.recipe, simulation))
+            differs = directory.recipe.differs(recipe.part(directory.recipe))
             if differs and self.recipe is not None:
                 raise InputError(f"{self.path} holds a run that differs in its {differs}; give another out")
             if differs:

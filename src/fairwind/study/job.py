@@ -20,7 +20,7 @@ from fairwind.runs.seals import damaged
 from fairwind.runs.session import Session
 from fairwind.runs.training import Console
 from fairwind.setups import Where
-from fairwind.study.panel import Panel, choose, own_digests, own_task
+from fairwind.study.panel import Panel, choose, digests_of, own_task
 from fairwind.study.runs import Finished, RunKey
 from fairwind.tracking import Tracking
 
@@ -65,7 +65,7 @@ def missing(
                 tuple(specs),
                 seeds,
                 settings,
-                own=own_digests(specs),
+                algorithm_digests=digests_of(specs),
                 task_digests={seed: digest for seed, digest in tasks.items() if int(seed) in seeds},
             ),
             where(setup),

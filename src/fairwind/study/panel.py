@@ -56,11 +56,11 @@ class Panel:
 
     def keys(self) -> dict[str, list[RunKey]]:
         """The runs it needs: for each algorithm, one per seed."""
-        settings, own = to_jsonable(dataclasses.asdict(self.settings())), own_digests(self.algorithms)
+        settings, digests = to_jsonable(dataclasses.asdict(self.settings())), digests_of(self.algorithms)
         tasks = self.task_digests()
         return {
             spec: [
-                RunKey.of(self.setup, spec, seed, settings, own, tasks.get(str(seed), ""))
+                RunKey.of(self.setup, spec, seed, settings, digests, tasks.get(str(seed), ""))
                 for seed in self.seeds
             ]
             for spec in self.algorithms
@@ -68,7 +68,9 @@ class Panel:
 
     def task_digests(self) -> Mapping[str, str]:
         """By seed, digests of a task of one's own; none of a setup."""
-        return _task_digests(self.setup, self.seeds) if is_reference(self.setup) else EMPTY
+        if not is_reference(self.setup):
+            return EMPTY
+        return _task_digests(self.setup, self.seeds, self.settings().rounds)
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,22 @@ def own_task(reference: str) -> Task:
 
 
 @cache
-def _task_digests(reference: str, seeds: tuple[int, ...]) -> Mapping[str, str]:
-    return task_digests(own_task(reference), seeds)
+def _task_digests(reference: str, seeds: tuple[int, ...], rounds: int) -> Mapping[str, str]:
+    return task_digests(own_task(reference), seeds, rounds)
 
 
-def own_digests(labels: Iterable[str]) -> dict[str, str]:
-    """By label, a digest of each algorithm that is named by reference."""
-    return {label: algorithm_digest(build_algorithm(label)) for label in labels if is_reference(label)}
+def digests_of(labels: Iterable[str]) -> dict[str, str]:
+    """By label, a digest of each algorithm."""
+    return {label: _digest_of(label) for label in labels}
+
+
+def _digest_of(label: str) -> str:
+    return algorithm_digest(build_algorithm(label)) if is_reference(label) else _digest_of_spec(label)
+
+
+@cache
+def _digest_of_spec(spec: str) -> str:
+    return algorithm_digest(build_algorithm(spec))
 
 
 def choose(panel: Panel, runs: Iterable[Finished], digest: str | None = None) -> dict[str, list[Finished]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fairwind import algorithms, setups
-from fairwind.engine.settings import Settings, names_of
+from fairwind.engine.settings import NUMBERS, Settings, names_of
 from fairwind.engine.solver import Solver
 from fairwind.errors import first_line
 from fairwind.runs.files import CLIENTS, HISTORY, PACKED, RESULTS
@@ -23,6 +23,7 @@ from fairwind.runs.spec import arguments, parameters
 Floats = NDArray[np.float32]
 EMPTY: Mapping[str, str] = {}
 READ = HISTORY, PACKED, CLIENTS  # of the files that results.json seals
+CUT = "time_budget", "after_evaluation"  # what stops a run before its settings do
 
 
 class RunKey(NamedTuple):
@@ -40,16 +41,18 @@ class RunKey(NamedTuple):
         algorithm: str,
         seed: int,
         settings: Mapping[str, Any],
-        own: Mapping[str, str] = EMPTY,
+        digests: Mapping[str, str] = EMPTY,
         task: str = "",
+        numbers: int = NUMBERS,
     ) -> "RunKey":
-        """`own` are digests of algorithms that are no specs: another with the same name is another run.
+        """`digests` are of algorithms: one that computes something else is another run, whatever its name.
 
-        So is another `task`, a digest, where the setup is a task of one's own.
+        So is another `task`, a digest, where the setup is a task of one's own, and another version of the
+        engine's `numbers`.
         """
         name, known = algorithm.partition(":")[0], {n: parameters(b) for n, b in algorithms.REGISTRY.items()}
-        parts = own[algorithm] if algorithm in own else arguments("algorithm", algorithm, known)
-        given = (algorithm if algorithm in own else name, parts)
+        spec = (name, arguments("algorithm", algorithm, known)) if name in known else (algorithm, {})
+        given = (*spec, digests.get(algorithm, ""), numbers)
         data = ("task", task) if task else (setup.partition(":")[0], setups.arguments_of(setup))
         # A field that did not exist when a run was stored has its default.
         every = dataclasses.asdict(Settings()) | dict(settings)
@@ -126,16 +129,30 @@ def _read(folder: Path) -> Iterator[Finished]:
     config, rows = results["config"], results["runs"]
     if "algorithms" not in config:
         raise ValueError("a real federation's training, and no comparison")
+    if not results["setup"]:
+        raise ValueError("its task was made in Python")
+    if "algorithm_digests" not in results:
+        raise ValueError("an earlier version of Fairwind did not write down what its algorithms compute")
+    if (stopped := results.get("stopped", {}).get("by")) in CUT:
+        raise ValueError(f"cut short by {stopped}")
     lines = read_history(folder, results)
     accuracy, clients = _clients(folder) if CLIENTS in results["files"] else (None, None)
     asked = itertools.product(config["algorithms"], config["seeds"])
     # A run may have further models, personal or averaged, with other labels: studies compare the first.
     firsts = {(row["algorithm"], row["seed"]): r for r, row in enumerate(rows)}
-    own, tasks = results.get("own", EMPTY), results.get("task_digests", EMPTY)
+    digests, tasks = results["algorithm_digests"], results.get("task_digests", EMPTY)
     for spec, seed in asked:
         r = firsts[spec, seed]
         yield Finished(
-            key=RunKey.of(results["setup"], spec, seed, config, own, tasks.get(str(seed), "")),
+            key=RunKey.of(
+                results["setup"],
+                spec,
+                seed,
+                config,
+                digests,
+                tasks.get(str(seed), ""),
+                results.get("numbers", 0),
+            ),
             row=rows[r],
             history=lines[r :: len(with_history(rows))],
             accuracy=None if accuracy is None else accuracy[r],

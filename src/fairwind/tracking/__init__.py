@@ -121,8 +121,9 @@ class Tracking:
         """A comparison, with the rounds that are behind it; `path` is its directory."""
         settings: SettingsConfig = to_jsonable(asdict(recipe.settings))
         runs = [(view.label, view.seed) for view in simulation.final_views]
-        name = run_name(recipe.setup) if path is None else path.resolve().name
-        self.start(name, {"task": recipe.setup, **settings}, runs, simulation.history, path)
+        task = recipe.setup or simulation.name
+        name = run_name(task) if path is None else path.resolve().name
+        self.start(name, {"task": task, **settings}, runs, simulation.history, path)
 
     def start(
         self,
