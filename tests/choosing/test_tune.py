@@ -401,7 +401,7 @@ def test_a_search_of_an_earlier_version_is_refused_with_the_remedy(tmp_path: Pat
     content = json.loads(file.read_text())
     del content["recipe"]
     file.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"of an earlier version of Fairwind.*: give another out"):
+    with pytest.raises(InputError, match=r"of an earlier version of Fairwind.*give another out"):
         tuned_quietly(task(), out=tmp_path / "a", trials=4)
 
 

@@ -13,7 +13,7 @@ from fairwind.comparison import Comparison
 from fairwind.engine.settings import Options
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, damaged, in_range, needs_extra, python_numbers, unknown, whole
-from fairwind.runs.files import read_sealed, sealed, write_json
+from fairwind.runs.files import read_json, read_sealed, sealed, write_json
 from fairwind.runs.folder import check_writable, held
 from fairwind.runs.recipe import Recipe, algorithm_digest, build_algorithm
 from fairwind.runs.spec import arguments, parameters
@@ -261,9 +261,9 @@ def _searched(asked: Search, say: Callable[[str], None]) -> tuple[list[Trial], d
 def _read_search(place: Path) -> dict[str, Any]:
     remedy = "delete it, and the same call makes it again from its batches; or give another out"
     with damaged(lambda: f"{place} cannot be read", remedy):
-        content = read_sealed(place)
-        if "recipe" not in content:
+        if "recipe" not in read_json(place):
             raise ValueError("it is of an earlier version of Fairwind")
+        content = read_sealed(place)
         if "trials" in content:
             content["trials"] = [Trial(*each) for each in content["trials"]]
         return content
