@@ -116,6 +116,16 @@ def test_pooled_data_takes_as_many_steps_as_all_clients() -> None:
     assert_state(run.state_dict, model)
 
 
+def test_fine_tuning_trains_all_of_a_model_whose_parts_train_in_turn() -> None:
+    """Also where it is shorter than the phase of the personal part, and at its cost."""
+    solver = Solver(lr=0.1, batch_size=4, epochs=6, personal_first=5, lr_decay=0.5)
+    task = task_of(make_federation(SIZES), solver=solver, rounds=1, personal="2.*")
+    plain, tuned = fw.compare(task, ["fedavg"], finetune=2, progress=False).results["runs"]
+    assert tuned["algorithm"] == "fedavg (fine-tuned)"
+    trained = int(task.federation.train.sum())
+    assert tuned["cost"]["sample_gradients"] - plain["cost"]["sample_gradients"] == 2 * trained
+
+
 @ENGINES
 def test_a_fine_tuned_model_is_the_runs_after_epochs_at_the_client(engine: Engine) -> None:
     """With the solver's first learning rate, although that of the rounds has decayed."""

@@ -263,8 +263,8 @@ def _numbers(simulation: Simulation, now: Evaluation, federation: Federation) ->
 
 def _scheduled(settings: Settings, rounds: int) -> list[float]:
     """What a function of the user's gives as the rate's factor of the first rounds; nothing without one."""
-    schedule = settings.solver.lr_schedule
-    return [] if schedule is None else [float(schedule(t)) for t in range(rounds)]
+    solver = settings.solver
+    return [] if solver.lr_schedule is None else [solver.scheduled(t) for t in range(rounds)]
 
 
 def check_begun(path: Path) -> None:

@@ -24,7 +24,7 @@ from fairwind.engine.plain import FITTED, PlainModel
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import Settings, names_of
 from fairwind.engine.simulation import Simulation
-from fairwind.engine.solver import Method, Solver, option_names
+from fairwind.engine.solver import Method, Solver, name_of, option_names
 from fairwind.errors import InputError, unknown
 from fairwind.runs.references import is_reference, load_algorithm, not_an_algorithm
 from fairwind.runs.schema import SharingFacts
@@ -291,7 +291,7 @@ def to_jsonable(value: Any) -> Any:
         return type(value)(to_jsonable(part) for part in value)
     if isinstance(value, FunctionName):
         return value.name
-    return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
+    return name_of(value) if callable(value) else value
 
 
 def _numbers(settings: Settings) -> dict[str, object]:
