@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -491,3 +492,18 @@ def test_what_cannot_be_is_refused() -> None:
     untested = replace(federation, test=torch.tensor([6, 0, 12, 5]))
     with pytest.raises(InputError, match="test samples"):
         untested.with_new_clients(["1"])
+
+
+def test_the_rounding_of_scores_is_no_gain() -> None:
+    """Means of float32 over seeds, of clients to whom it makes no difference and of one that gains little."""
+    thirds = np.float32(100) * np.arange(6, dtype=np.float32) / np.float32(3)
+    alone, fed = np.stack([thirds] * 3), np.stack([thirds] * 3)
+    fed[0, 2], fed[1, 2] = np.nextafter(fed[0, 2], np.float32(200)), np.nextafter(fed[1, 2], np.float32(200))
+    fed[:, 3] += np.float32(0.001)  # one more sample of 100 000
+    fed[:, 4] -= np.float32(0.001)
+    rows: Any = [{"algorithm": a, "seed": s} for a in ("local", "fedavg") for s in range(3)]
+    for row in rows[:3]:
+        row["baseline"] = "local"
+    (found,) = joining(rows, np.concatenate([alone, fed]), "accuracy")
+    assert (found.better, found.equal, found.worse) == (1, 4, 1)
+    assert [name for name, _ in found.losers([*"abcdef"])] == ["e"]

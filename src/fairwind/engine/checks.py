@@ -1,6 +1,7 @@
 """Checks before a simulation starts: runs, models and states that cannot be used are refused."""
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,14 @@ from fairwind.engine.machine import Machine
 from fairwind.engine.settings import Model, Settings
 from fairwind.errors import InputError, in_range, whole
 from fairwind.robust.defence import check_one_vector
+from fairwind.runs.schema import FURTHER
 
 
 def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = False) -> None:
     """Refuses seeds out of range, and algorithms that the solver or the place of the data rules out."""
     if not runs:
         raise InputError("there is nothing to run: name at least one algorithm and one seed")
+    check_labels(runs)
     solver = settings.solver
     tells_steps = bool(torch.isfinite(solver.accumulated(torch.ones(()))))
     for run in runs:
@@ -40,6 +43,20 @@ def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = 
         for name in ("attack", "defence"):
             if getattr(settings, name) is not None:
                 check_one_vector(run.algorithm, f"{name}={getattr(settings, name)}")
+
+
+def check_labels(runs: Sequence[Run]) -> None:
+    """Refuses names under which tables and files could not tell two models apart."""
+    labels = sorted({run.label for run in runs})
+    for label, kind in product(labels, FURTHER):
+        if (taken := f"{label} ({kind})") in labels:
+            raise InputError(
+                f"{taken!r} is what another model of {label!r} is called: give this algorithm another name"
+            )
+    places = sorted((f"{run.label}/{run.seed}/", run.label) for run in runs)  # in files
+    for (place, one), (longer, other) in pairwise(places):
+        if longer.startswith(place) and one != other:
+            raise InputError(f"files cannot tell {one!r} from {other!r}: give one of them another name")
 
 
 def check_room(runs: list[Run], updates: int, machine: Machine) -> None:
