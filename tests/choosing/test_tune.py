@@ -221,7 +221,6 @@ def test_baselines_stand_beside_the_choice_in_the_end(tmp_path: Path) -> None:
         ({"trials": 0}, "trials"),
         ({"algorithms": "fedavgg"}, "did you mean"),
         ({"seeds": [0, 1]}, "seed 0 is the search's"),
-        ({"aim": "within=0.0001", "trials": 4}, "no setting is as fair as asked"),
         ({"local_rates": [-1.0]}, "local_rates"),
         ({"algorithms": ["local", "pooled"]}, "nothing to search"),
         ({"algorithms": fw.algorithms.fedavg()}, "algorithms by name"),
@@ -235,6 +234,12 @@ def test_baselines_stand_beside_the_choice_in_the_end(tmp_path: Path) -> None:
 def test_mistakes_are_told(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         tuned_quietly(task(), **options)
+
+
+def test_a_gap_that_no_setting_keeps_is_never_said_to_be_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match=r"no setting is as fair as asked: .* is \d.* points off"):
+        fw.tune(task(), "fedavg", aim="within=0.0001", trials=4, rounds=6, progress=True)
+    assert "within 0.0001 points" not in capsys.readouterr().err
 
 
 def test_a_diverged_setting_is_below_every_other_whatever_the_score() -> None:
