@@ -122,7 +122,9 @@ def compare(
     checkpoint_every = python_numbers(checkpoint_every)
     in_range(0, math.inf, checkpoint_every=checkpoint_every)
     if not (after_evaluation is None or callable(after_evaluation)):
-        raise InputError(f"after_evaluation={shown(after_evaluation)} is not a function of the newest metrics")
+        raise InputError(
+            f"after_evaluation={shown(after_evaluation)} is not a function of the newest metrics"
+        )
     budget = None if time_budget is None else seconds_of(time_budget, "time_budget")
     own = labelled(algorithms)
     recipe = Recipe(task.source or task.name, tuple(own), several_seeds(seeds), settings_of(task, options))

@@ -63,7 +63,7 @@ def test_no_model_is_stacked_whose_gradients_were_not_verified(hidden_by: str) -
     federation = make_federation([12, 7])
     if hidden_by == "only NaN":
         federation = replace(federation, inputs=as_tensor(federation.inputs) + 1000)
-    with pytest.raises(InputError, match="cannot be stacked: .* not those of a plain backward pass"):
+    with pytest.raises(InputError, match=r"cannot be stacked: .* not those of a plain backward pass"):
         simulation(federation, ["fedavg"], [0], model=lambda: Mixing(hidden_by))
 
 

@@ -212,8 +212,8 @@ class Solver:
             lr = self.lr * self.lr_decay**round * self.scheduled(round)
         if not SINGLE.tiny <= lr <= SINGLE.max:
             raise InputError(
-                f"the learning rate in round {round} is {lr:.3g}, beyond what float32 holds: check lr, lr_decay "
-                "or lr_schedule"
+                f"the learning rate in round {round} is {lr:.3g}, beyond what float32 holds: check lr, "
+                "lr_decay or lr_schedule"
             )
         return lr
 
@@ -281,8 +281,8 @@ class Solver:
             if not callable(self.optimizer):
                 raise
             raise InputError(
-                f"optimizer={self.name} cannot train this model: {type(error).__name__}: {first_line(error)}; "
-                "give a class of torch.optim that takes (parameters, lr=…), and whose step needs no closure"
+                f"optimizer={self.name} cannot train this model: {type(error).__name__}: "
+                f"{first_line(error)}; give a class of torch.optim that takes (parameters, lr=…), and whose step needs no closure"
             ) from error
 
     def build(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:

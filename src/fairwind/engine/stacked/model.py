@@ -264,7 +264,7 @@ class StackedModel:
             raise CannotStackError("its gradients are not finite, and cannot be compared with a plain loop's")
 
     def _agree(self, plain: PlainModel, flat: Tensor, inputs: Any, targets: Any) -> tuple[bool, bool]:
-        """Whether gradients of two rows (2, ·) are finite, and none is zero; refused if they are not plain's."""
+        """Whether gradients of two rows (2, ·) are finite, and none is zero; refused if not plain's."""
         mask = torch.tensor([[True, True, False]] * 2, device=flat.device)
         both = (mapped(lambda t: t.expand(2, *t.shape).clone(), part) for part in (inputs, targets))
         keys = torch.tensor([3, 4], device=flat.device)
