@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch._dynamo  # noqa: F401, children need not load it again
-import vl_convert
 
 import fairwind.report  # noqa: F401
 from fairwind import cli
+from fairwind.report import vega
 from fairwind.runs.files import CLIENTS, HISTORY, MODELS, RESULTS
 
 Moment = Literal["before", "half", "after"]  # half: half of the bytes of a write reach the disk
-DRAWING = "vegalite_to_pdf", "vegalite_to_png", "javascript_bundle"
 
 
 class Ended(NamedTuple):
@@ -83,8 +82,7 @@ class Drawings:
         """Runs a function in a child, and keeps what is drawn there."""
 
         def drawing() -> None:
-            for name in DRAWING:
-                setattr(vl_convert, name, self._kept(name, getattr(vl_convert, name)))
+            vega.call = self._kept(vega.call)
             try:
                 act()
             finally:
@@ -94,9 +92,9 @@ class Drawings:
         self.known = pickle.loads(self.file.read_bytes())
         return ended
 
-    def _kept(self, name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
+    def _kept(self, draw: Callable[..., Any]) -> Callable[..., Any]:
         def drawn(*given: Any, **options: Any) -> Any:
-            key = json.dumps([name, given, options], sort_keys=True)
+            key = json.dumps([given, options], sort_keys=True)
             if key not in self.known:
                 self.known[key] = draw(*given, **options)
             return self.known[key]
@@ -110,8 +108,7 @@ class Drawings:
             raise AssertionError("another chart than the undisturbed comparison's")
 
         def using() -> object:
-            for name in DRAWING:
-                setattr(vl_convert, name, self._kept(name, unknown))
+            vega.call = self._kept(unknown)
             return act()
 
         return using

@@ -81,7 +81,7 @@ EXCHANGE = (
 STUDY = (("runs",), ("panel",), ("grid", "job"))
 
 REPORT = (
-    ("table", "latex"),
+    ("table", "latex", "vega"),
     ("record",),
     ("paired",),
     ("finding", "paper_comparison", "theme", "html"),

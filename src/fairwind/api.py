@@ -187,7 +187,7 @@ def page_of(path: Path) -> Path | None:
         from fairwind.report import write_report
 
         return write_report(path)[0]
-    except (OSError, ImportError, ValueError) as error:
+    except (OSError, ImportError, ValueError, MemoryError) as error:
         warnings.warn(f"no report page for the trackers: {first_line(error)}", stacklevel=3)
         return None
 

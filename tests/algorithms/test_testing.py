@@ -89,18 +89,20 @@ class Counting:
 
 
 MADE: Any = GOOD
+MAKE: Any = Contribution
+SEEING: Any = algorithms.afl()
 KEEPING = MADE._replace(init=lambda x: Memory(x.new_zeros(1)))
 RAW: list[tuple[Any, str]] = [
     (MADE._replace(client=without_coefficient), r"client gives Sums\(Tensor\), not fairwind.Contribution"),
     (
-        MADE._replace(client=lambda r: Contribution(1.0, Sums(r.size))),
+        MADE._replace(client=lambda r: MAKE(1.0, Sums(r.size))),
         r"client gives Contribution\(float, Sums",
     ),
     (
-        MADE._replace(client=lambda r: Contribution(r.size, (r.size,))),
+        MADE._replace(client=lambda r: MAKE(r.size, (r.size,))),
         r"client gives Contribution\(Tensor, tuple\(Tensor\)\)",
     ),
-    (MADE._replace(client=lambda r: Contribution(r.size)), "fails.*TypeError: .* missing .* 'sums'"),
+    (MADE._replace(client=lambda r: MAKE(r.size)), "fails.*TypeError: .* missing .* 'sums'"),
     (MADE._replace(server=without_state), "server gives Tensor, not the model and the new Stateless"),
     (KEEPING._replace(server=less_state), "not the model and the new Memory"),
     (MADE._replace(server=mean_model), r"server gives the model of shape \(\), not \(7,\)"),
@@ -108,7 +110,7 @@ RAW: list[tuple[Any, str]] = [
     (MADE._replace(client=by_loss), "reads 'loss', which clients do not measure with probe='none'"),
     (MADE._replace(init=lambda x: None), "init gives NoneType: the state is not a NamedTuple"),
     (
-        algorithms.afl()._replace(weigh=lambda state, cohort: cohort.report.size),
+        SEEING._replace(weigh=lambda state, cohort: cohort.report.size),
         "weigh gives Tensor, not coefficients and the new",
     ),
 ]

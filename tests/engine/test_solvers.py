@@ -1,7 +1,7 @@
 """Local solvers: stacked they are PyTorch's own, and what a solver cannot tell is asked of nobody."""
 
 from functools import partial
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -98,7 +98,7 @@ def test_a_parameter_without_dimensions_is_clipped_with_the_others(ragged: Feder
     ("optimizer", "said"),
     [
         (torch.optim.LBFGS, "optimizer=LBFGS cannot train this model: TypeError: .*closure"),
-        (partial(torch.optim.SGD, rho=1), r"optimizer=SGD\(rho=1\) cannot .* unexpected keyword"),
+        (partial(cast(Any, torch.optim.SGD), rho=1), r"optimizer=SGD\(rho=1\) cannot .* unexpected keyword"),
         (torch.optim.SparseAdam, "optimizer=SparseAdam cannot .* dense gradients"),
         (lambda parameters, lr: None, "optimizer=.*<lambda> cannot train .* 'NoneType'"),  # never plain SGD
     ],
@@ -205,7 +205,7 @@ def test_functions_are_recorded_by_name_whatever_they_are() -> None:
             torch.optim.NAdam,
             partial(torch.optim.SGD, momentum=0.9),
             Halving(),
-            partial(Halving(), scale=object()),
+            partial(cast(Any, Halving()), scale=object()),
             Halving().__call__,
         )
     ]

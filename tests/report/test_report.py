@@ -14,9 +14,11 @@ import torch
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
+from fairwind.cli.report import show
 from fairwind.data.federation import Federation
+from fairwind.errors import InputError
 from fairwind.intervals import paired_differences
-from fairwind.report import charts, clients, spread, summary_table, write_report
+from fairwind.report import charts, clients, spread, summary_table, vega, write_report
 from fairwind.report.finding import best_shown, finding
 from fairwind.report.page import figures, page
 from fairwind.report.paired import paired
@@ -509,3 +511,19 @@ def test_the_commonest_answer_counts_every_client_alike() -> None:
     federation = Federation.from_clients(clients)
     assert commonest_answer(federation) == pytest.approx(100 * 2 / 3)  # class 1, of two clients out of three
     assert commonest_answer(dataclasses.replace(federation, classes=None)) is None
+
+
+def test_a_page_that_cannot_be_drawn_is_told_in_one_line_and_drawn_later(
+    report: tuple[Path, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory, the library that draws ends its process at once."""
+    directory, _ = report
+    little = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))"
+    with monkeypatch.context() as patched:
+        vega.DRAWING.end()
+        patched.setattr(vega, "WORK", little + vega.WORK)
+        with pytest.raises(InputError, match=r"cannot be written: .*vl-convert.* memory; the results are"):
+            show(directory)
+    assert show(directory) == directory / "report.html"
+    with pytest.raises(InputError, match=r"vl-convert\) failed"):
+        vega.call("vegalite_to_png", {"mark": 1}, scale="large")

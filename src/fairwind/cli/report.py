@@ -82,7 +82,7 @@ def show(path: Path) -> Path:
             out.print(new)
         for line in lines(record):
             out.print(line, soft_wrap=True, markup=False)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, MemoryError, SafetensorError) as error:
         about = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else ""
         why = about or first_line(error)
         again = shlex.join(["fairwind", "report", str(path)])

@@ -282,7 +282,8 @@ class Solver:
                 raise
             raise InputError(
                 f"optimizer={self.name} cannot train this model: {type(error).__name__}: "
-                f"{first_line(error)}; give a class of torch.optim that takes (parameters, lr=…), and whose step needs no closure"
+                f"{first_line(error)}; give a class of torch.optim that takes (parameters, lr=…), and whose "
+                "step needs no closure"
             ) from error
 
     def build(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -320,7 +321,7 @@ class InFloat32(torch.optim.Optimizer):
         self.steps = dict.fromkeys(parameters, 0)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for p in self.parameters:
             if p.grad is not None:
                 self.steps[p] += 1

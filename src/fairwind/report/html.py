@@ -11,8 +11,8 @@ from string import Template
 from typing import Any, NamedTuple
 
 import altair as alt
-import vl_convert
 
+from fairwind.report import vega
 from fairwind.report.table import Measure, display_name, mean_and_spread, seed_count
 from fairwind.runs import cache as code_cache
 from fairwind.runs.files import write_atomic
@@ -187,8 +187,8 @@ def plain_spec(chart: alt.Chart | alt.LayerChart) -> Spec:
 def write_figure(path: Path, spec: Spec, paper: Spec) -> list[Path]:
     """A chart as path.pdf and path.png."""
     sized = spec | {"width": FILE_WIDTH, "config": paper | {"background": "white", "padding": 12}}
-    pdf = vl_convert.vegalite_to_pdf(sized, vl_version=VEGA_LITE)
-    png = vl_convert.vegalite_to_png(sized, vl_version=VEGA_LITE, scale=2)
+    pdf = vega.call("vegalite_to_pdf", sized, vl_version=VEGA_LITE)
+    png = vega.call("vegalite_to_png", sized, vl_version=VEGA_LITE, scale=2)
     return [write_atomic(path.with_suffix(".pdf"), pdf), write_atomic(path.with_suffix(".png"), png)]
 
 
@@ -199,9 +199,9 @@ def _bundle() -> str:
     name = f"{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.js"
     if (kept := code_cache.read(name)) is not None:
         return kept.decode()
-    made = vl_convert.javascript_bundle(EMBED, vl_version=VEGA_LITE)
-    code_cache.write(name, made.encode())
-    return made
+    made = vega.call("javascript_bundle", EMBED, vl_version=VEGA_LITE)
+    code_cache.write(name, made)
+    return made.decode()
 
 
 def _script(value: object) -> str:

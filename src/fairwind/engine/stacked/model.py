@@ -266,9 +266,9 @@ class StackedModel:
     def _agree(self, plain: PlainModel, flat: Tensor, inputs: Any, targets: Any) -> tuple[bool, bool]:
         """Whether gradients of two rows (2, ·) are finite, and none is zero; refused if not plain's."""
         mask = torch.tensor([[True, True, False]] * 2, device=flat.device)
-        both = (mapped(lambda t: t.expand(2, *t.shape).clone(), part) for part in (inputs, targets))
+        rows = [mapped(lambda t: t.expand(2, *t.shape).clone(), part) for part in (inputs, targets)]
         keys = torch.tensor([3, 4], device=flat.device)
-        gradients, _, moved = self.gradients(self.whole.parts(flat), *both, mask, keys)
+        gradients, _, moved = self.gradients(self.whole.parts(flat), rows[0], rows[1], mask, keys)
         found = [g.value for g in gradients if isinstance(g, Dense)]
         plainly = take(inputs, slice(0, 2)), take(targets, slice(0, 2))
         finite, revealing = True, True
