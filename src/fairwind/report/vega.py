@@ -21,7 +21,7 @@ for line in sys.stdin:
         made = getattr(vl_convert, name)(*given, **options)
         answer = {"made": base64.b64encode(made.encode() if isinstance(made, str) else made).decode()}
     except BaseException as error:  # a failure of native code is no Exception
-        answer = {"error": str(error).strip().partition("\\n")[0]}
+        answer = {"error": " ".join(str(error).split())[:300]}
     print(json.dumps(answer), flush=True)
 """
 
