@@ -114,9 +114,8 @@ def test_an_optimizer_that_cannot_train_the_model_is_refused(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"lr_decay": 0.1}, "the learning rate in round 99 is 1e-101, beyond what float32 holds"),
+        ({"lr_decay": 1e-5}, "the learning rate in round 99 is 0"),
         ({"lr_decay": 1e9}, "the learning rate in round 99 is inf"),
-        ({"lr": 1e-50}, "the learning rate in round 0 is 1e-50"),
         ({"lr_schedule": lambda round: None}, "lr_schedule gives no number for round 0: TypeError"),
         ({"lr_schedule": lambda round: [1.0, 0.5][round]}, "no number for round 2: IndexError"),
         ({"lr_schedule": lambda round: 1 - round / 50}, "in round 50 is 0"),
