@@ -1,5 +1,6 @@
 import math
 import runpy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,23 @@ def test_gradients_that_a_users_file_has_switched_off_are_computed(engine: Any) 
     assert [run.metrics for run in found] == [run.metrics for run in expected]
     with torch.inference_mode(), pytest.raises(fw.InputError, match="train outside of it"):
         fw.compare(task, names, **options)
+
+
+class Halving:
+    """A schedule that is an object."""
+
+    def __call__(self, round: int) -> float:
+        return 0.5**round
+
+
+def test_a_partial_optimizer_and_a_schedule_that_is_an_object_are_resumed(tmp_path: Path) -> None:
+    def compare(rate: float, rounds: int) -> fw.Comparison:
+        optimizer = partial(torch.optim.SGD, momentum=rate)
+        solver = fw.Solver(lr=0.1, optimizer=optimizer, lr_schedule=Halving())
+        task = fw.Task(make_model, make_federation([12, 30]), solver=solver)
+        return fw.compare(task, ["fedavg"], rounds=rounds, out=tmp_path / "run", progress=False)
+
+    compare(0.9, 1)
+    assert compare(0.9, 2).runs[0].rounds[-1] == 2
+    with pytest.raises(fw.InputError, match="differs in its setting 'optimizer'"):
+        compare(0.5, 2)

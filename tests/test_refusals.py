@@ -49,6 +49,7 @@ def from_clients(*clients: Any, **options: Any) -> fw.Federation:
 CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: fw.compare(task(), {"mine": "fedavg"}), "'fedavg' is a spec, and keeps its name"),
     (lambda: fw.compare(task(), {"mine": 3}), "3 is not an algorithm"),  # type: ignore[dict-item]
+    (lambda: trained(after_evaluation=5), "after_evaluation=5 is not a function"),
     (lambda: fw.compare(task(), ["fedavg", "fedavg"]), "algorithm 'fedavg' is given twice"),
     (lambda: fw.compare(task(), ["fedadam:lr"]), "parameter 'lr' of fedadam has no value: write lr=…"),
     (lambda: from_clients([(X, Y)], names=["a", "b"]), "2 names for 1 clients"),

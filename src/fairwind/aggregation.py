@@ -17,6 +17,7 @@ from fairwind.contract import (
     SumAlgorithm,
     WeighingAlgorithm,
 )
+from fairwind.errors import InputError
 
 State = TypeVar("State", bound=tuple[Any, ...])
 
@@ -29,8 +30,24 @@ def counts_clients(algorithm: AnyAlgorithm) -> bool:
 def first_state(algorithm: AnyAlgorithm, x: Tensor, clients: int) -> Any:
     """The server's state at x_0, in a federation with this many clients."""
     if isinstance(algorithm, MemoryAlgorithm | CohortAlgorithm | GramAlgorithm):
-        return algorithm.init(x, clients)
-    return algorithm.init(x)
+        state = algorithm.init(x, clients)
+    else:
+        state = algorithm.init(x)
+    if not _of_tensors(state):
+        raise InputError(f"init gives {_kind(state)}: the state is not a NamedTuple of tensors")
+    return state
+
+
+def _kind(given: Any) -> str:
+    """What a function gave, by the names of types."""
+    name = type(given).__name__
+    return f"{name}({', '.join(map(_kind, given))})" if isinstance(given, tuple) else name
+
+
+def _of_tensors(given: Any) -> bool:
+    """Whether it is a named tuple of tensors."""
+    named = isinstance(given, tuple) and hasattr(given, "_fields")
+    return named and all(isinstance(value, Tensor) for value in given)
 
 
 def usable_clients(algorithm: AnyAlgorithm, report: Report, *numbers: Tensor) -> Tensor:
@@ -47,6 +64,11 @@ def contribute(algorithm: SumAlgorithm, report: Report) -> tuple[Contribution[An
     The caller must still mask their updates (with `where`, because 0·NaN is NaN): only norms are known here.
     """
     part = algorithm.client(report)
+    if not (isinstance(part, Contribution) and isinstance(part.coef, Tensor) and _of_tensors(part.sums)):
+        raise InputError(
+            f"client gives {_kind(part)}, not fairwind.Contribution(coef, sums): a tensor, and a NamedTuple "
+            "of tensors"
+        )
     usable = usable_clients(algorithm, report, part.coef, *part.sums, *_memory_changes(algorithm, report))
     sums = type(part.sums)(*(torch.where(usable, s, 0) for s in part.sums))
     return Contribution(torch.where(usable, part.coef, 0), sums), usable
@@ -57,6 +79,12 @@ def _memory_changes(algorithm: SumAlgorithm, report: Report) -> list[Tensor]:
     if not isinstance(algorithm, MemoryAlgorithm):
         return []
     return [factor for factor in algorithm.memory.change(report) if isinstance(factor, Tensor)]
+
+
+def unasked(algorithm: AnyAlgorithm) -> tuple[str, ...]:
+    """The fields of a report that clients do not measure for this algorithm, and that are NaN."""
+    fields = {"none": ("loss", "loss0", "grad_norm"), "loss": ("grad_norm",)}
+    return fields.get(algorithm.probe, ())
 
 
 def refuses(algorithm: AnyAlgorithm, **values: float) -> bool:
@@ -84,7 +112,7 @@ def step(
     algorithm: SumAlgorithm, x: Tensor, state: State, total: Tensor, sums: Any, *more: Tensor
 ) -> tuple[Tensor, State]:
     """The server's step, in the types of model and state."""
-    return _typed(x, state, *algorithm.server(x, state, total, sums, *more))
+    return _typed(x, state, algorithm.server(x, state, total, sums, *more))
 
 
 def advance(
@@ -110,7 +138,7 @@ def advance_seeing(
         return x, state, torch.zeros((), dtype=torch.bool, device=x.device)
     seen = gram() if isinstance(algorithm, GramAlgorithm) else None
     coef, weighed = _weigh(algorithm, state, cohort, seen)
-    new = _typed(x, state, *algorithm.server(x, weighed, summed(coef)))
+    new = _typed(x, state, algorithm.server(x, weighed, summed(coef)))
     return _unless(torch.isfinite(coef).all(), x, state, *new)
 
 
@@ -119,11 +147,25 @@ def _weigh(
 ) -> tuple[Tensor, Any]:
     if isinstance(algorithm, GramAlgorithm):
         assert gram is not None
-        return algorithm.weigh(state, cohort, gram)
-    return algorithm.weigh(state, cohort)
+        given = algorithm.weigh(state, cohort, gram)
+    else:
+        given = algorithm.weigh(state, cohort)
+    _check_pair("weigh", "coefficients", given, cohort.client.shape, state)
+    return given
 
 
-def _typed(x: Tensor, state: State, new_x: Tensor, stepped: State) -> tuple[Tensor, State]:
+def _check_pair(function: str, what: str, given: Any, shape: torch.Size, state: Any) -> None:
+    """Refuses what is not a tensor of a shape, and a state with the fields of the previous one."""
+    pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)
+    if not (pair and _of_tensors(given[1]) and len(given[1]) == len(state)):
+        raise InputError(f"{function} gives {_kind(given)}, not {what} and the new {type(state).__name__}")
+    if given[0].shape != shape:
+        raise InputError(f"{function} gives {what} of shape {tuple(given[0].shape)}, not {tuple(shape)}")
+
+
+def _typed(x: Tensor, state: State, given: tuple[Tensor, State]) -> tuple[Tensor, State]:
+    _check_pair("server", "the model", given, x.shape, state)
+    new_x, stepped = given
     new_state = (new.to(old.dtype) for new, old in zip(stepped, state, strict=True))
     return new_x.to(x.dtype), type(state)(*new_state)
 

@@ -121,6 +121,10 @@ def compare(
         )
     checkpoint_every = python_numbers(checkpoint_every)
     in_range(0, math.inf, checkpoint_every=checkpoint_every)
+    if not (after_evaluation is None or callable(after_evaluation)):
+        raise InputError(
+            f"after_evaluation={shown(after_evaluation)} is not a function of the newest metrics"
+        )
     budget = None if time_budget is None else seconds_of(time_budget, "time_budget")
     own = labelled(algorithms)
     recipe = Recipe(task.source, tuple(own), several_seeds(seeds), settings_of(task, options))
@@ -183,7 +187,7 @@ def page_of(path: Path) -> Path | None:
         from fairwind.report import write_report
 
         return write_report(path)[0]
-    except (OSError, ImportError, ValueError) as error:
+    except (OSError, ImportError, ValueError, MemoryError) as error:
         warnings.warn(f"no report page for the trackers: {first_line(error)}", stacklevel=3)
         return None
 

@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairwind.aggregation import advance, advance_seeing, contribute, first_state, usable_clients
+from fairwind.aggregation import (
+    advance,
+    advance_seeing,
+    contribute,
+    first_state,
+    unasked,
+    usable_clients,
+)
 from fairwind.contract import (
     Algorithm,
     AnyAlgorithm,
@@ -21,6 +28,7 @@ from fairwind.contract import (
     SumAlgorithm,
     is_algorithm,
 )
+from fairwind.errors import InputError
 
 P, CLIENTS = 7, 6  # parameters of the made-up models, and clients
 
@@ -38,15 +46,23 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
 
     A client's contribution depends on that client alone. A client that is not usable adds nothing. Sums may
     be computed in any grouping. Functions are pure: they do not change their arguments, and depend on nothing
-    else. The state keeps its shapes. If all clients agree, the model moves in their descent direction.
+    else, in particular on nothing that clients measure for another probe only. The state keeps its shapes.
+    If all clients agree, the model moves in their descent direction.
     """
     assert is_algorithm(algorithm), f"{algorithm!r} is not a fairwind.Algorithm, or of another of its types"
     assert algorithm.probe in ("none", "loss", "gradient"), f"probe={algorithm.probe!r} is unknown"
-    if not isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
-        for check in _OF_SUMS:
+    try:
+        rehearse(algorithm, *_start(algorithm), *reports(CLIENTS, seed=0))  # refuses what is of a wrong type
+        if not isinstance(algorithm, CohortAlgorithm | GramAlgorithm):
+            for check in _OF_SUMS:
+                check(algorithm)
+        for check in _OF_ALL:
             check(algorithm)
-    for check in _OF_ALL:
-        check(algorithm)
+    except AssertionError:
+        raise
+    except Exception as error:  # whatever an author's function raises
+        said = str(error) if isinstance(error, InputError) else f"it fails: {type(error).__name__}: {error}"
+        raise AssertionError(said) from error
 
 
 def reports(clients: int, seed: int) -> tuple[Report, Tensor]:
@@ -232,8 +248,6 @@ def _any_order(algorithm: AnyAlgorithm) -> None:
 def _state_keeps_its_shapes(algorithm: AnyAlgorithm) -> None:
     report, delta = reports(CLIENTS, seed=5)
     x, state = _start(algorithm)
-    named = isinstance(state, tuple) and hasattr(state, "_fields")
-    assert named, "the state is not a NamedTuple of tensors"
     for _ in range(3):
         new_x, new, moved = rehearse(algorithm, x, state, report, delta)
         assert moved, "the server's step from ordinary reports is not finite"
@@ -241,6 +255,18 @@ def _state_keeps_its_shapes(algorithm: AnyAlgorithm) -> None:
         for name, old, value in zip(state._fields, state, new, strict=True):
             assert old.shape == value.shape, f"the state's {name!r} changes its shape"
         x, state = new_x, new
+
+
+def _reads_what_it_asks_for(algorithm: AnyAlgorithm) -> None:
+    report, delta = reports(CLIENTS, seed=9)
+    x, state = _start(algorithm)
+    expected = rehearse(algorithm, x, state, report, delta)
+    for name in unasked(algorithm):
+        unknown = report._replace(**{name: torch.full_like(report.size, torch.nan)})
+        found = rehearse(algorithm, x, state, unknown, delta)
+        assert _same(expected, found), (
+            f"it reads {name!r}, which clients do not measure with probe={algorithm.probe!r}"
+        )
 
 
 def _no_client_no_step(algorithm: AnyAlgorithm) -> None:
@@ -270,6 +296,7 @@ _OF_SUMS: tuple[Callable[[SumAlgorithm], None], ...] = (
 _OF_ALL: tuple[Callable[[AnyAlgorithm], None], ...] = (
     _state_keeps_its_shapes,
     _pure,
+    _reads_what_it_asks_for,
     _any_order,
     _absent_is_unusable,
     _no_client_no_step,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -114,6 +115,16 @@ def test_pooled_data_takes_as_many_steps_as_all_clients() -> None:
     model = fresh()
     train(model, inputs, targets, batches_by_hand(len(inputs), 5 * len(SIZES), 0, 0, 0))
     assert_state(run.state_dict, model)
+
+
+def test_fine_tuning_trains_all_of_a_model_whose_parts_train_in_turn() -> None:
+    """Also where it is shorter than the phase of the personal part, and at its cost."""
+    solver = Solver(lr=0.1, batch_size=4, epochs=6, personal_first=5, lr_decay=0.5)
+    task = task_of(make_federation(SIZES), solver=solver, rounds=1, personal="2.*")
+    plain, tuned = fw.compare(task, ["fedavg"], finetune=2, progress=False).results["runs"]
+    assert tuned["algorithm"] == "fedavg (fine-tuned)"
+    trained = int(task.federation.train.sum())
+    assert tuned["cost"]["sample_gradients"] - plain["cost"]["sample_gradients"] == 2 * trained
 
 
 @ENGINES
@@ -481,3 +492,18 @@ def test_what_cannot_be_is_refused() -> None:
     untested = replace(federation, test=torch.tensor([6, 0, 12, 5]))
     with pytest.raises(InputError, match="test samples"):
         untested.with_new_clients(["1"])
+
+
+def test_the_rounding_of_scores_is_no_gain() -> None:
+    """Means of float32 over seeds, of clients to whom it makes no difference and of one that gains little."""
+    thirds = np.float32(100) * np.arange(6, dtype=np.float32) / np.float32(3)
+    alone, fed = np.stack([thirds] * 3), np.stack([thirds] * 3)
+    fed[0, 2], fed[1, 2] = np.nextafter(fed[0, 2], np.float32(200)), np.nextafter(fed[1, 2], np.float32(200))
+    fed[:, 3] += np.float32(0.001)  # one more sample of 100 000
+    fed[:, 4] -= np.float32(0.001)
+    rows: Any = [{"algorithm": a, "seed": s} for a in ("local", "fedavg") for s in range(3)]
+    for row in rows[:3]:
+        row["baseline"] = "local"
+    (found,) = joining(rows, np.concatenate([alone, fed]), "accuracy")
+    assert (found.better, found.equal, found.worse) == (1, 4, 1)
+    assert [name for name, _ in found.losers([*"abcdef"])] == ["e"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
-from fairwind import Federation, Settings, algorithms
+from fairwind import Federation, InputError, Settings, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from samples import as_tensor
@@ -34,6 +34,50 @@ def test_stacked_is_the_loop_with_some_clients_or_samples(
         simulation(ragged, names, [0, 1], **options),
         simulation(ragged, names, [0, 1], engine="loop", **options),
     )
+
+
+class Mixing(nn.Module):
+    """Adds a batch's mean, which is computed with padding too; the first gradients may not show it."""
+
+    def __init__(self, hidden_by: str):
+        super().__init__()
+        self.hidden_by = hidden_by
+        self.first, self.last = nn.Linear(FEATURES, 4).double(), nn.Linear(4, CLASSES).double()
+        self.shift = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        if hidden_by == "zeros":
+            nn.init.zeros_(self.last.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        mean = hidden.mean(0)
+        out: Tensor = self.last(hidden + mean - mean.detach())
+        if self.hidden_by == "a NaN":
+            out = out + self.shift.abs().sqrt()  # whose derivative is NaN
+        if self.hidden_by == "only NaN":
+            out = out * torch.where(x[:, :1] > 100, torch.nan, 1.0)
+        return out + self.shift
+
+
+@pytest.mark.parametrize("hidden_by", ["", "a NaN", "only NaN", "zeros"])
+def test_no_model_is_stacked_whose_gradients_were_not_verified(hidden_by: str) -> None:
+    federation = make_federation([12, 7])
+    if hidden_by == "only NaN":
+        federation = replace(federation, inputs=as_tensor(federation.inputs) + 1000)
+    with pytest.raises(InputError, match=r"cannot be stacked: .* not those of a plain backward pass"):
+        simulation(federation, ["fedavg"], [0], model=lambda: Mixing(hidden_by))
+
+
+def test_a_model_whose_gradients_are_never_finite_is_not_stacked() -> None:
+    class Log(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((FEATURES, CLASSES), -9.0, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.log()
+
+    with pytest.raises(InputError, match="cannot be stacked: its gradients are not finite"):
+        simulation(make_federation([12, 7]), ["fedavg"], [0], model=Log)
 
 
 def test_stacked_is_the_loop_in_float32() -> None:

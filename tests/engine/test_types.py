@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from conftest import DEVICE, make_model
-from fairwind import Federation
+from fairwind import Federation, Settings, algorithms
+from fairwind.engine.executor import Run
+from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError
 from own_algorithms import OWN
 from samples import as_tensor
@@ -82,3 +84,21 @@ def test_updates_that_do_not_fit_are_refused(ragged: Federation, monkeypatch: py
     with pytest.raises(InputError, match="by_angle sees all updates of a round at once"):
         simulation(ragged, ["fedavg", "by_angle"], [0, 1], device="cpu")
     simulation(ragged, ["fedavg", "scaffold"], [0, 1], device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (("ditto", "ditto (personal)"), "'ditto .personal.' is what another model of 'ditto' is called"),
+        (("mine", "mine (fine-tuned)"), "give this algorithm another name"),
+        (("mine", "mine/0"), "files cannot tell 'mine' from 'mine/0'"),
+    ],
+)
+def test_names_that_another_model_may_have_are_refused(
+    ragged: Federation, labels: tuple[str, ...], said: str
+) -> None:
+    built = {label: algorithms.ditto() if label == "ditto" else algorithms.fedavg() for label in labels}
+    runs = [Run(label, algorithm, seed) for label, algorithm in built.items() for seed in (0, 1)]
+    for order in (runs, runs[::-1]):
+        with pytest.raises(InputError, match=said):
+            Simulation(make_model, ragged, order, Settings(rounds=1, device=DEVICE))

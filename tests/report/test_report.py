@@ -80,6 +80,24 @@ def finding_of(directory: Path) -> str:
     return finding(record, paired(record))
 
 
+def test_an_algorithm_is_compared_with_others_and_not_with_its_further_models(tmp_path: Path) -> None:
+    """Of two algorithms with fine-tuned models there are two, however many models there are."""
+    models = {"fedavg": 70.0, "ditto": 60.0, "ditto (personal)": 79.0, "fedavg (fine-tuned)": 80.0}
+    write_run(tmp_path, list(models), level=models, noise=0.1)
+    said = finding_of(tmp_path)
+    assert "FedAvg (fine-tuned) serves the worst-off 30 % of clients best" in said
+    assert "ahead of Ditto (personal), the next best" in said
+    assert "FedAvg," not in said
+    html = html_of(tmp_path)
+    assert "2 algorithms on" in html
+    assert "2 algorithms × 3 seeds" in html
+
+    alone = {"fedavg": 70.0, "fedavg (fine-tuned)": 80.0}
+    write_run(tmp_path, list(alone), level=alone, noise=0.1)
+    assert finding_of(tmp_path).startswith("Under FedAvg (fine-tuned) clients reach")
+    assert "1 algorithm × 3 seeds" in html_of(tmp_path)
+
+
 ALGORITHMS = ["adafedadam", "fedavg", "q-fedavg:q=0.1", "adafedadam:alpha=2,eps=1e-8"]
 LEVELS = {"adafedadam": 60.0, "fedavg": 70.0, "q-fedavg:q=0.1": 50.0, "adafedadam:alpha=2,eps=1e-8": 30.0}
 

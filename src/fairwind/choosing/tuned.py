@@ -165,9 +165,12 @@ def tune(
     )
     found, cost = _searched(asked, say)
     chosen = best(found)
+    if chosen.average is None or chosen.worst30 is None:
+        raise InputError("no setting converged: take a smaller local learning rate, or more trials")
     if chosen.kind < FAIR:
         raise InputError(
-            "no setting is as fair as asked or none converged: allow more points, or more trials"
+            f"no setting is as fair as asked: the worst 30 % of the fairest, {chosen.spec}, is "
+            f"{abs(chosen.average - chosen.worst30):.4g} points off: allow more points, or more trials"
         )
     say(f"{chosen.spec} is {asked.aim} on the validation samples")
     solver = replace(solver, lr=chosen.lr)

@@ -197,10 +197,8 @@ def fine_tuned_engine(
     The clients' `memories` are then their models (K, ·), by run; x (R, P) are the runs' models. The learning
     rate is the solver's first.
     """
-    work: dict[str, Any] = {"epochs": settings.finetune, "steps": None, "personal_first": None}
-    solver = replace(settings.solver, **work, lr_decay=1.0, lr_schedule=None)
-    alone = replace(settings, solver=solver, participation=1.0, clients_per_round=None, codec=None)
-    alone = replace(alone, compile="off")
+    alone = replace(settings, solver=settings.fine_tuning, participation=1.0, clients_per_round=None)
+    alone = replace(alone, codec=None, compile="off")
     runs = [run._replace(algorithm=CLIENTS_ALONE) for run in runs]
     engine = build_engine(models, federation, runs, alone, **task)
     for r, kept in engine.memories.values.items():

@@ -1,19 +1,22 @@
 """Checks before a simulation starts: runs, models and states that cannot be used are refused."""
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor, nn
 
-from fairwind.aggregation import refuses
+from fairwind.aggregation import first_state, refuses, unasked
 from fairwind.codecs import check_coded
 from fairwind.contract import PooledAlgorithm
 from fairwind.engine import tuning
 from fairwind.engine.executor import Run, seeing
 from fairwind.engine.machine import Machine
 from fairwind.engine.settings import Model, Settings
-from fairwind.errors import InputError, in_range, whole
+from fairwind.errors import InputError, first_line, in_range, whole
 from fairwind.robust.defence import check_one_vector
+from fairwind.runs.schema import FURTHER
+from fairwind.testing import CLIENTS, P, rehearse, reports
 
 
 def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = False) -> None:
@@ -25,8 +28,11 @@ def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = 
         raise InputError("torch.inference_mode() switches gradients off for good: train outside of it")
     if not runs:
         raise InputError("there is nothing to run: name at least one algorithm and one seed")
+    check_labels(runs)
     solver = settings.solver
     tells_steps = bool(torch.isfinite(solver.accumulated(torch.ones(()))))
+    for run in {id(run.algorithm): run for run in runs}.values():
+        check_rehearsed(run)
     for run in runs:
         whole(0, seed=run.seed)
         in_range(0, 2**32, seed=run.seed)
@@ -45,6 +51,41 @@ def check_runs(runs: Sequence[Run], settings: Settings, *, in_one_place: bool = 
         for name in ("attack", "defence"):
             if getattr(settings, name) is not None:
                 check_one_vector(run.algorithm, f"{name}={getattr(settings, name)}")
+
+
+def check_rehearsed(run: Run) -> None:
+    """Refuses an algorithm that fails in a made-up round, or reads what its clients do not measure."""
+    x = torch.ones(P, dtype=torch.float64)
+    try:
+        state = first_state(run.algorithm, x, CLIENTS)
+        rehearse(run.algorithm, x, state, *reports(CLIENTS, seed=0))
+        read = [name for name in unasked(run.algorithm) if refuses(run.algorithm, **{name: torch.nan})]
+    except InputError as error:
+        raise InputError(f"{run.label}: {error}") from None
+    except Exception as error:  # whatever an author's function raises
+        raise InputError(
+            f"{run.label} fails in a made-up round: {type(error).__name__}: {first_line(error)}; "
+            "fairwind.testing.check_algorithm tests an algorithm"
+        ) from error
+    if read:
+        raise InputError(
+            f"{run.label} reads {read[0]!r}, which clients do not measure with "
+            f"probe={run.algorithm.probe!r}: ask for another probe"
+        )
+
+
+def check_labels(runs: Sequence[Run]) -> None:
+    """Refuses names under which tables and files could not tell two models apart."""
+    labels = sorted({run.label for run in runs})
+    for label, kind in product(labels, FURTHER):
+        if (taken := f"{label} ({kind})") in labels:
+            raise InputError(
+                f"{taken!r} is what another model of {label!r} is called: give this algorithm another name"
+            )
+    places = sorted((f"{run.label}/{run.seed}/", run.label) for run in runs)  # in files
+    for (place, one), (longer, other) in pairwise(places):
+        if longer.startswith(place) and one != other:
+            raise InputError(f"files cannot tell {one!r} from {other!r}: give one of them another name")
 
 
 def check_room(runs: list[Run], updates: int, machine: Machine) -> None:

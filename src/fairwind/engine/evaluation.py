@@ -249,14 +249,14 @@ def judge_views(
         x = torch.cat([models.whole(view, one) for view in shared])
     if shared:
         found = client_scores(scorers[0], federation, x, sizes, pick, ranks)
-        rows = {(view.label, view.seed): [each[i] for each in found] for i, view in enumerate(shared)}
+        rows = {view: [each[i] for each in found] for i, view in enumerate(shared)}
     for view in views:
         if view not in shared:
             own = own_scores(
                 scorers[1], federation, partial(models.whole, view), sizes, pick, models.x.device, ranks
             )
-            rows[view.label, view.seed] = list(own)
-    in_order = [rows[view.label, view.seed] for view in views]
+            rows[view] = list(own)
+    in_order = [rows[view] for view in views]
     return tuple(torch.stack(each).cpu() for each in zip(*in_order, strict=True))
 
 

@@ -16,6 +16,7 @@ from fairwind.contract import (
 )
 from fairwind.engine.executor import Run, Shared
 from fairwind.engine.layout import Layout
+from fairwind.engine.solver import wide_type
 
 Pass = Literal["training", "corrected", "personal"]  # kinds of training of a client in a round
 PASSES: tuple[Pass, ...] = ("training", "corrected", "personal")
@@ -74,7 +75,7 @@ class Locals:
         pulled = any(part.pull or part.shared for part in self.parts.values())
         adds = pulled or bool(self.memories) or way != "training"
         self.rules = Rules(adds, bool(self.memories), scales, corrected=way == "corrected")
-        rule, pull = torch.full((len(runs),), -1), torch.zeros(len(runs), dtype=like.dtype)
+        rule, pull = torch.full((len(runs),), -1), torch.zeros(len(runs), dtype=wide_type(like.dtype))
         for r, part in self.parts.items():
             pull[r] = part.pull
             if part.scale in scales:

@@ -388,13 +388,20 @@ def _channels_last(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def agree(found: Sequence[Tensor | None], exact: Sequence[Tensor | None], tolerance: float) -> bool:
-    """Whether gradients are equal up to rounding; none is zero, and what is not finite cannot be compared."""
+    """Whether gradients are equal up to rounding; where one is not finite, the other is the same.
+
+    None is zero.
+    """
     difference, size = 0.0, 0.0
     for f, e in zip(found, exact, strict=True):
-        a, b = (0.0 if g is None else g.detach().to_dense().double() for g in (f, e))
-        difference += float(torch.as_tensor(a - b).square().sum())
-        size += float(torch.as_tensor(b).square().sum())
-    return not math.isfinite(difference + size) or difference**0.5 <= tolerance * size**0.5 + 1e-12
+        given = ((torch.zeros(()) if g is None else g.detach().to_dense()).double() for g in (f, e))
+        a, b = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
+        ill = ~(a.isfinite() & b.isfinite())
+        if not torch.allclose(a[ill], b[ill], rtol=0, atol=0, equal_nan=True):
+            return False
+        difference += float((a - b)[~ill].square().sum())
+        size += float(b[~ill].square().sum())
+    return math.isfinite(size) and difference**0.5 <= tolerance * size**0.5 + 1e-12
 
 
 def _rows(samples: Any) -> list[Any]:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Literal, TypedDict, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch import nn
@@ -129,6 +129,12 @@ class Settings:
         ):
             if value not in known:
                 raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
+
+    @property
+    def fine_tuning(self) -> Solver:
+        """How clients fine-tune: all of the model, for so many epochs, at the solver's first rate."""
+        whole_model: dict[str, Any] = {"steps": None, "personal_first": None}
+        return replace(self.solver, epochs=self.finetune, **whole_model, lr_decay=1.0, lr_schedule=None)
 
     def check_target(self, score: Score) -> None:
         """Refuses a share as the target of a score in percent, which would be reached at once."""

@@ -88,6 +88,7 @@ class Simulation:
         self.ranks, self.name = ranks, name
         self.runs = [run._replace(held=lying and not trains_alone(run)) for run in in_order(runs)]
         check_runs(self.runs, settings, in_one_place=True)
+        settings.solver.check_rates(settings.rounds)
         if self.attack is not None:
             federation = self.attack.poisoned(federation)
         if not federation.test.any():

@@ -1,13 +1,15 @@
 """The local solver: how a client trains the model it received."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fairwind.errors import InputError, in_range, positive, store_python_numbers, unknown, whole
+from fairwind.errors import InputError, first_line, in_range, positive, store_python_numbers, unknown, whole
 
 Method = Literal["sgd", "adam", "adamw", "rmsprop"]
 Rate = Tensor | float
@@ -29,6 +31,27 @@ TRAITS: dict[Method, Trait] = {
     "rmsprop": Trait(torch.optim.RMSprop, moments=1, takes_momentum=True),
 }
 PYTHON_ONLY = {"command_line": False}  # no option of the command line
+
+
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """In which moments, steps and sums of a model of this type are computed: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function or class as module:name; a partial one with its arguments, another object by its class."""
+    if isinstance(function, partial):
+        given = *map(_shown, function.args), *(f"{k}={_shown(v)}" for k, v in function.keywords.items())
+        return f"{name_of(function.func)}({', '.join(given)})"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _shown(value: object) -> str:
+    """An argument's value; of an object its class alone, because others show where they lie in memory."""
+    if callable(value):
+        return name_of(value)
+    return repr(value) if isinstance(value, int | float | str | tuple | None) else type(value).__name__
 
 
 @dataclass(frozen=True)
@@ -78,10 +101,21 @@ class Solver:
         positive(lr=self.lr, eps=self.eps, lr_decay=self.lr_decay)
         if self.clip is not None:
             positive(clip=self.clip)
+        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
+            raise InputError(f"betas={self.betas} is not a pair of numbers, as in betas=(0.9, 0.999)")
         for beta in self.betas:
             in_range(0, 1, betas=beta)
+        if not (self.lr_schedule is None or callable(self.lr_schedule)):
+            raise InputError(f"lr_schedule={self.lr_schedule!r} is not a function of the round")
         if not callable(self.optimizer) and self.optimizer not in get_args(Method):
             raise unknown("optimizer", str(self.optimizer), get_args(Method))
+        given = {field.name: getattr(self, field.name) != field.default for field in fields(self)}
+        ignored = [name for name in ("weight_decay", "betas", "eps", "smoothing") if given[name]]
+        if callable(self.optimizer) and ignored:
+            raise InputError(
+                f"{ignored[0]} is not passed on to optimizer={self.name}: give it there, with "
+                f"functools.partial(…, {ignored[0]}={getattr(self, ignored[0])})"
+            )
         if self.nesterov and (not self.momentum or self.optimizer != "sgd"):
             raise InputError("nesterov needs SGD with momentum > 0")
         if self.momentum and not (self.trait and self.trait.takes_momentum):
@@ -126,7 +160,7 @@ class Solver:
 
     @property
     def name(self) -> str:
-        return getattr(self.optimizer, "__name__", str(self.optimizer))
+        return name_of(self.optimizer).partition(":")[2] if callable(self.optimizer) else self.optimizer
 
     @property
     def trait(self) -> Trait | None:
@@ -172,11 +206,30 @@ class Solver:
 
     def rate(self, round: int) -> float:
         """η in a round."""
-        factor = 1.0 if self.lr_schedule is None else float(self.lr_schedule(round))
-        lr = self.lr * self.lr_decay**round * factor
+        lr = float("inf")
+        with contextlib.suppress(OverflowError):
+            lr = self.lr * self.lr_decay**round * self.scheduled(round)
         if not 0 < lr < float("inf"):
             raise InputError(f"the learning rate in round {round} is {lr}: check lr_decay or lr_schedule")
         return lr
+
+    def scheduled(self, round: int) -> float:
+        """What the schedule multiplies the learning rate by in a round."""
+        if self.lr_schedule is None:
+            return 1.0
+        try:
+            return float(self.lr_schedule(round))
+        except InputError:
+            raise
+        except Exception as error:  # whatever a user's function raises, or returns
+            raise InputError(
+                f"lr_schedule gives no number for round {round}: {type(error).__name__}: {first_line(error)}"
+            ) from error
+
+    def check_rates(self, rounds: int) -> None:
+        """Refuses a learning rate that is of no use in any of the rounds."""
+        for round in (0, rounds - 1) if self.lr_schedule is None else range(rounds):
+            self.rate(round)
 
     def accumulated(self, steps: Tensor) -> Tensor:
         """‖a‖₁ after τ steps: the total weight of the gradients in the update.
@@ -215,11 +268,30 @@ class Solver:
         buffer = self.momentum * moments[0] + g
         return -lr * (g + self.momentum * buffer if self.nesterov else buffer), (*kept, buffer)
 
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns errors of a user's optimizer into one line."""
+        try:
+            yield
+        except Exception as error:  # whatever it raises
+            if not callable(self.optimizer):
+                raise
+            raise InputError(
+                f"optimizer={self.name} cannot train this model: {type(error).__name__}: "
+                f"{first_line(error)}; give a class of torch.optim that takes (parameters, lr=…), and whose "
+                "step needs no closure"
+            ) from error
+
     def build(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """PyTorch's own optimiser, for a loop over clients."""
         if callable(self.optimizer):
-            return self.optimizer(parameters, lr=lr)
+            with self.explained():
+                made = self.optimizer(parameters, lr=lr)
+                _ = made.step, made.zero_grad
+            return made
         assert self.trait is not None
+        if any(wide_type(parameter.dtype) != parameter.dtype for parameter in parameters):
+            return InFloat32(parameters, lr, self)
         options: dict[str, Any] = {"lr": lr, "weight_decay": self.weight_decay}
         if self.trait.takes_momentum:
             options["momentum"] = self.momentum
@@ -229,6 +301,29 @@ class Solver:
         elif self.optimizer != "sgd":
             own = {"betas": self.betas, "eps": self.eps}
         return self.trait.module(parameters, **options, **own)
+
+
+class InFloat32(torch.optim.Optimizer):
+    """A solver for parameters of 16 bits, whose moments and steps are computed in float32.
+
+    In 16 bits Adam's 0.999 is 1, or the squares of gradients are 0.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float, solver: Solver):
+        super().__init__(parameters, {})
+        self.parameters, self.lr, self.solver = parameters, lr, solver
+        count = solver.moments
+        self.moments = {p: (torch.zeros_like(p, dtype=torch.float32),) * count for p in parameters}
+        self.steps = dict.fromkeys(parameters, 0)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.parameters:
+            if p.grad is not None:
+                self.steps[p] += 1
+                given = p.float(), p.grad.float(), self.moments[p], self.lr, self.steps[p]
+                change, self.moments[p] = self.solver.update(*given)
+                p.add_(change)
 
 
 def option_names() -> list[str]:

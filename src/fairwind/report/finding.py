@@ -26,15 +26,15 @@ def finding(record: Record, paired: Paired) -> str:
     first, top = (next(iter(best_labels(record, measure)), None) for measure in (worst, average))
     if first is None or top is None:
         return f"No run ended with a defined {score.name}."
-    if len(record.labels) == 1:
-        return _alone(record, paired)
-    shown = not paired.rivals(worst, first)
+    if len(record.owners) == 1:
+        return _alone(record, paired, first)
+    shown = not _rivals(record, paired, worst, first)
     said = _worst_off(record, paired, worst, first), _average(record, paired, average, top, first * shown)
     return " ".join(said)
 
 
-def _alone(record: Record, paired: Paired) -> str:
-    (label,), score = record.labels, record.judged
+def _alone(record: Record, paired: Paired, label: str) -> str:
+    score = record.judged
     average, worst = _mean(record, label, "avg"), _mean(record, label, "worst30")
     within = paired.level("avg", label)
     return (
@@ -51,7 +51,7 @@ def _worst_off(record: Record, paired: Paired, measure: Measure, first: str) -> 
         return (
             f"{name} alone ended with a defined {score.name}: {score.text(reached)} for the worst-off 30 %."
         )
-    rivals = paired.rivals(measure, first)
+    rivals = _rivals(record, paired, measure, first)
     tied = [x for x in (first, *rivals) if score.text(_mean(record, x, "worst30")) == score.text(reached)]
     if len(tied) > 1:
         return (
@@ -79,8 +79,9 @@ def _average(record: Record, paired: Paired, measure: Measure, top: str, said: s
     next_best = _next(record, measure, top)
     if next_best is None:
         return f"The average over all clients is {score.text(reached)}."
-    rivals = paired.rivals(measure, top)
-    if len(tied := best_labels(record, measure)) > 1:
+    rivals = _rivals(record, paired, measure, top)
+    tied = [label for label in best_labels(record, measure) if label in (top, *rivals)]
+    if len(tied) > 1:
         return (
             f"No difference shown in the average over all clients: {_listed(tied)} share the best, "
             f"{score.text(reached)}."
@@ -107,7 +108,7 @@ def at_chance(record: Record, paired: Paired) -> str | None:
         return None
     if min(score.sign * (within.low - floor.value), score.sign * (within.high - floor.value)) > 0:
         return None
-    several = len(record.labels) > 1
+    several = len(record.owners) > 1
     best = f"best average over all clients, {display_name(top)}’s," if several else "average over all clients"
     return (
         f"Not shown to be better than {floor.words}: the {best} is {score.text(within.difference)}"
@@ -156,12 +157,23 @@ def _mean(record: Record, label: str, key: Metric) -> float:
     return mean
 
 
+def _others(record: Record, first: str) -> list[str]:
+    """The models of other algorithms than that of a model, which may have several."""
+    return [label for label in record.labels if record.owner(label) != record.owner(first)]
+
+
+def _rivals(record: Record, paired: Paired, measure: Measure, first: str) -> list[str]:
+    """The models of other algorithms that the best one is not shown to be ahead of."""
+    return paired.rivals(measure, first, among=_others(record, first))
+
+
 def _next(record: Record, measure: Measure, first: str) -> str | None:
-    """The second best by a measure."""
+    """The best model of another algorithm by a measure."""
     sign = 1 if measure.best == "highest" else -1
     means = {row["algorithm"]: row[measure.key]["mean"] for row in record.results["summary"]}
-    others = {label: sign * mean for label, mean in means.items() if mean is not None and label != first}
-    return max(others, key=lambda label: others[label]) if others else None
+    others = {label: sign * mean for label, mean in means.items() if mean is not None}
+    known = [label for label in _others(record, first) if label in others]
+    return max(known, key=lambda label: others[label], default=None)
 
 
 def _apart(score: Judged, interval: Interval | None) -> str:

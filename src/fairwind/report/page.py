@@ -43,7 +43,7 @@ from fairwind.report.theme import theme
 from fairwind.runs.files import write_atomic
 from fairwind.runs.folder import explained
 from fairwind.runs.schema import Findings, FindingsSoFar, Results
-from fairwind.runs.seals import check_whole, with_history
+from fairwind.runs.seals import check_whole
 
 INTERIM = "interim.html"  # the page of a run that is not finished
 
@@ -98,7 +98,7 @@ def page(record: Record, specs: dict[str, Spec], runs: Paired | None = None, liv
     results = record.results
     names = [display_name(label) for label in record.labels]
     baselines = {row["algorithm"] for row in results["runs"] if "baseline" in row}
-    federated = [display_name(label) for label in record.labels if label not in baselines] or names
+    federated = [display_name(label) for label in record.owners if label not in baselines] or names
     subject = federated[0] if len(federated) == 1 else f"{len(federated)} algorithms"
     summary = f"<section><h2>Summary</h2>{_summary(record, runs)}</section>"
     body = [summary, *_sections(record, specs, runs), how_section(record)]
@@ -112,7 +112,7 @@ def page(record: Record, specs: dict[str, Spec], runs: Paired | None = None, liv
         title=f"{subject} on {_task_name(results)}",
         banner=record.state,
         finding=finding(record, runs),
-        facts=_facts(results),
+        facts=_facts(record),
         notes=notes(results),
         legend=legend_html(record.labels),
         body="\n".join(body),
@@ -131,9 +131,9 @@ def _task_name(results: Results | FindingsSoFar) -> str:
     return name
 
 
-def _facts(results: Results | FindingsSoFar) -> dict[str, str]:
+def _facts(record: Record) -> dict[str, str]:
+    results, algorithms = record.results, len(record.owners)
     federation, seeds = results["federation"], seed_count(results)
-    algorithms = len({row["algorithm"] for row in with_history(results["runs"])})
     told = {} if federation["name"] == Federation.name else {"federation": federation["name"]}
     if "clients" in federation:  # older runs say so only when they are finished
         told |= {

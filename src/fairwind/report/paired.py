@@ -1,5 +1,6 @@
 """Which differences between algorithms are more than noise; the intervals are those of fairwind.intervals."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,8 +40,8 @@ class Paired:
         rows = list(self.rows.get(label, {}).values())
         return self.jackknife.interval(key, rows) if rows and key in self.jackknife.values else None
 
-    def rivals(self, measure: Measure, first: str) -> list[str]:
-        """The algorithms that `first`, the best, is not shown to be ahead of, the nearest first.
+    def rivals(self, measure: Measure, first: str, among: Sequence[str] | None = None) -> list[str]:
+        """The models, of all or some, that `first`, the best, is not shown to be ahead of, the nearest first.
 
         With one seed these are all: it says nothing of other seeds.
         """
@@ -48,7 +49,7 @@ class Paired:
         sign = 1 if measure.best == "highest" else -1
         rivals = []
         for label, mean in means.items():
-            if label == first:
+            if label == first or (among is not None and label not in among):
                 continue
             tied = measure.text(mean) == measure.text(means[first])
             between = self.difference(measure.key, first, label)

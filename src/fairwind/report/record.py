@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from fairwind.report.table import Judged, judged, seed_count
 from fairwind.runs.files import CLIENTS, RECIPE, read_json
-from fairwind.runs.schema import Baseline, FindingsSoFar, HistoryLine, Part, Parts, Results
+from fairwind.runs.schema import FURTHER, Baseline, FindingsSoFar, HistoryLine, Part, Parts, Results
 from fairwind.runs.seals import read_history, read_results
 
 TESTED: Parts = {"history": "test", "final": "test"}  # of older runs, which do not say it
@@ -58,6 +58,15 @@ class Record(NamedTuple):
         """Those with a history; others are evaluated at the end alone."""
         known = {line["algorithm"] for line in self.history}
         return [label for label in self.labels if label in known]
+
+    def owner(self, label: str) -> str:
+        """The algorithm whose run has this model: of a further model, the one it is called after."""
+        return next((one for one in self.labels for kind in FURTHER if label == f"{one} ({kind})"), label)
+
+    @property
+    def owners(self) -> list[str]:
+        """The algorithms without their further models."""
+        return list(dict.fromkeys(map(self.owner, self.labels)))
 
     @property
     def part(self) -> Part:

@@ -10,7 +10,6 @@ from fairwind.report.record import Record
 from fairwind.report.table import display_name
 from fairwind.runs.cost import per_round
 from fairwind.runs.schema import Metric
-from fairwind.runs.seals import with_history
 
 MEASURES: dict[Metric, str] = {"avg": "average", "worst30": "worst 30 %"}
 TARGETS_READ = (
@@ -196,7 +195,7 @@ def targets_section(record: Record) -> str:
     known = [COSTS[name] for name in known_costs(record)]
     names = ["rounds", *known, *(["seconds"] if seconds else [])]
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    runs = len(with_history(record.results["runs"]))
+    runs = sum(record.owner(row["algorithm"]) == row["algorithm"] for row in record.results["runs"])
     timed = (
         f" All {runs} runs trained at once: seconds are rounds times the {seconds:.3g} s that a round of all "
         "runs took."

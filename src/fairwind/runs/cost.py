@@ -1,7 +1,6 @@
 """What a round costs: gradients of samples that clients compute, and bytes that they send and receive."""
 
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -77,8 +76,8 @@ def round_cost(algorithm: AnyAlgorithm, train: Tensor, settings: Settings, param
 
 def with_fine_tuning(cost: TotalCost, train: Tensor, settings: Settings) -> TotalCost:
     """The cost of a run whose model every client fine-tuned in the end."""
-    tuning = replace(settings.solver, epochs=settings.finetune, steps=None)
-    return {**cost, "sample_gradients": cost["sample_gradients"] + float(_trained(train, tuning).sum())}
+    tuned = float(_trained(train, settings.fine_tuning).sum())
+    return {**cost, "sample_gradients": cost["sample_gradients"] + tuned}
 
 
 def _trained(train: Tensor, solver: Solver) -> Tensor:

@@ -11,6 +11,7 @@ from fairwind.runs.schema import IntervalJson, JoiningRow, JoiningSummary, RunRo
 from fairwind.scores import Kind
 
 MOST_LOSERS = 20  # that results name
+ROUNDING = 4 * np.finfo(np.float32).eps  # of scores as files keep them: a smaller gain is none
 
 
 class Joining(NamedTuple):
@@ -63,7 +64,9 @@ def joining(runs: Sequence[RunRow], score: ArrayLike, kind: Kind) -> list[Joinin
         pair = (theirs, own) if kind == "lower" else (own, theirs)
         gains = np.full(values.shape[1], np.nan)
         defined = np.isfinite(np.concatenate(pair)).all(axis=0)
-        gains[defined] = (pair[0] - pair[1])[:, defined].mean(axis=0)
+        known = np.stack(pair)[:, :, defined]
+        mean = (known[0] - known[1]).mean(axis=0)
+        gains[defined] = np.where(np.abs(mean) > ROUNDING * np.abs(known).max(axis=(0, 1)), mean, 0)
         apart = {}
         if (defined | ~tested).all():  # else the average would be of those that did not diverge
             apart = paired_differences(*pair, kind=kind, comparisons=len(places) - 1)

@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -23,7 +22,7 @@ from fairwind.engine.losses.fitting import loss_name
 from fairwind.engine.ranks import join
 from fairwind.engine.settings import NUMBERS, Settings, names_of
 from fairwind.engine.simulation import Simulation
-from fairwind.engine.solver import Method, Solver, option_names
+from fairwind.engine.solver import Method, Solver, name_of, option_names
 from fairwind.errors import InputError, unknown
 from fairwind.runs.references import is_reference, load_algorithm, not_an_algorithm
 from fairwind.runs.rehearsal import COMPUTED, DATA, STARTS, Rehearsal, rehearsed
@@ -292,11 +291,7 @@ def to_jsonable(value: Any) -> Any:
         return type(value)(to_jsonable(part) for part in value)
     if isinstance(value, FunctionName):
         return value.name
-    if not callable(value):
-        return value
-    if isinstance(value, partial):
-        return to_jsonable(value.func)
-    return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return name_of(value) if callable(value) else value
 
 
 def _numbers(settings: Settings) -> dict[str, object]:

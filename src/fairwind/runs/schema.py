@@ -28,6 +28,8 @@ GroupMetric = Literal["worst_group_avg", "group_gap"]
 Metric = Literal[ClientMetric, GroupMetric]
 Value = TypeVar("Value")  # a number of one model, or a mean with its spread over seeds
 Part = Literal["train", "validation", "test"]  # of a client's samples
+FURTHER = ("averaged", "personal", "fine-tuned")
+"""Models beside an algorithm's own; they are called as the algorithm is, with this in brackets."""
 Baseline = Literal["local", "pooled", "finetuned"]  # what a federation is compared with
 Plan = dict[str, dict[str, str | int | float]]  # by part, its `value` and `why`
 

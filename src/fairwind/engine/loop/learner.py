@@ -55,14 +55,14 @@ class Learner:
             trained = slice(None)
             if solver.personal_first is not None:
                 trained = slice(shared, None) if number < personal_steps else slice(0, shared)
-            self._step(optimizer, lr, loss, solver.clip, modification, trained)
+            self._step(optimizer, lr, loss, solver, modification, trained)
 
     def _step(
         self,
         optimizer: torch.optim.Optimizer | None,
         lr: float,
         loss_of_batch: Callable[[], Tensor],
-        clip: float | None,
+        solver: Solver,
         modification: Modification,
         trained: slice,
     ) -> None:
@@ -82,10 +82,11 @@ class Learner:
             return
         for weight, gradient in zip(self.model.weights, gradients, strict=True):
             weight.grad = gradient
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.weights, clip)
-        optimizer.step()
-        optimizer.zero_grad()
+        if solver.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.weights, solver.clip)
+        with solver.explained():
+            optimizer.step()
+            optimizer.zero_grad()
 
     @torch.no_grad()
     def _modified(

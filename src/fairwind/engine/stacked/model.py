@@ -226,7 +226,7 @@ class StackedModel:
         given = stacked_inputs, stacked_targets, mask
         key = torch.tensor([3, 4], device=device)
         with OperationCounter() as counter:
-            gradients, _, moved = self.gradients(parts, *given, key)
+            gradients, *_ = self.gradients(parts, *given, key)
         self.operations = counter.operations
         self.waits = waits(lambda: self.gradients(parts, *given, key), device)
         found = [g.value for g in gradients if isinstance(g, Dense)]
@@ -237,19 +237,57 @@ class StackedModel:
         self.layout = self.layout.with_strides([torch.empty_like(g[0]).stride() for g in found])
         self._lay_out()
         if self.compute == self.dtype:
-            plainly = (take(inputs, slice(0, 2)), take(targets, slice(0, 2)))
-            for row, x in enumerate(flat):
-                plain.load(self.whole.parts(x))
-                plain.train()
-                with torch.enable_grad():
-                    exact = plain.gradients([plain.training_loss(*plainly, int(key[row]))])
-                exact += plain.tensors[len(exact) :]
-                stacked = [each[row] for each in (*found, *moved)]
-                if not agree(stacked, exact, TOLERANCE.get(self.dtype, 0.1)):
-                    raise CannotStackError(
-                        "its gradients, stacked and padded, are not those of a plain backward pass "
-                        "(do samples of a batch influence each other?)"
-                    )
+            self._compare(plain, flat, inputs, targets)
+
+    def _compare(self, plain: PlainModel, flat: Tensor, inputs: Any, targets: Any) -> None:
+        """Refuses gradients, stacked and padded, that are not those of a plain backward pass.
+
+        Those that are not finite, or zero, reveal nothing: others are then compared, of random numbers.
+        """
+        finite, revealing = self._agree(plain, flat, inputs, targets)
+        if finite and revealing:
+            return
+        draw = torch.Generator().manual_seed(0)
+
+        def drawn(t: Tensor) -> Tensor:
+            if not t.is_floating_point():
+                return t
+            return torch.randn(t.shape, generator=draw, dtype=torch.float64).to(t)
+
+        try:
+            again = flat + 0.1 * drawn(flat), mapped(drawn, inputs)
+            finite |= self._agree(plain, *again, targets)[0]
+        except CannotStackError:
+            raise
+        except Exception:  # whatever a user's module makes of such numbers
+            if not finite:
+                raise
+        if not finite:
+            raise CannotStackError("its gradients are not finite, and cannot be compared with a plain loop's")
+
+    def _agree(self, plain: PlainModel, flat: Tensor, inputs: Any, targets: Any) -> tuple[bool, bool]:
+        """Whether gradients of two rows (2, ·) are finite, and none is zero; refused if not plain's."""
+        mask = torch.tensor([[True, True, False]] * 2, device=flat.device)
+        rows = [mapped(lambda t: t.expand(2, *t.shape).clone(), part) for part in (inputs, targets)]
+        keys = torch.tensor([3, 4], device=flat.device)
+        gradients, _, moved = self.gradients(self.whole.parts(flat), rows[0], rows[1], mask, keys)
+        found = [g.value for g in gradients if isinstance(g, Dense)]
+        plainly = take(inputs, slice(0, 2)), take(targets, slice(0, 2))
+        finite, revealing = True, True
+        for row, x in enumerate(flat):
+            plain.load(self.whole.parts(x))
+            plain.train()
+            with torch.enable_grad():
+                exact = plain.gradients([plain.training_loss(*plainly, int(keys[row]))])
+            revealing &= all(g is not None and bool(g.to_dense().any()) for g in exact)
+            exact += plain.tensors[len(exact) :]
+            finite &= all(g is None or bool(g.to_dense().isfinite().all()) for g in exact)
+            if not agree([each[row] for each in (*found, *moved)], exact, TOLERANCE.get(self.dtype, 0.1)):
+                raise CannotStackError(
+                    "its gradients, stacked and padded, are not those of a plain backward pass "
+                    "(do samples of a batch influence each other?)"
+                )
+        return finite, revealing
 
     def factor(self) -> None:
         """Leaves gradients as factors from now on, where they can be."""
@@ -321,6 +359,8 @@ def stack(
     """
     if why := plain.cannot_stack(federation):
         raise CannotStackError(why)
+    if compute not in (None, plain.dtype):  # whose rounding would hide what differs
+        stack(model, plain, federation)
     stacked = StackedModel(model, plain, federation.device, compute)
     try:
         with matmul_precision("float32", federation.device):

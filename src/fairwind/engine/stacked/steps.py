@@ -9,7 +9,7 @@ from torch import Tensor
 from fairwind.data.samples import take
 from fairwind.engine.layout import Parts
 from fairwind.engine.local import PLAIN, Rules
-from fairwind.engine.solver import Solver
+from fairwind.engine.solver import Solver, wide_type
 from fairwind.engine.stacked.gradients import Dense, Gradient, Product
 from fairwind.engine.stacked.model import StackedModel
 
@@ -50,7 +50,7 @@ class Batches(NamedTuple):
     keys: Tensor  # (many,) for dropout
     at: Tensor  # () where the next step's batches start
     step: Tensor  # () steps taken, as a number of the type of η
-    lr: Tensor  # () η
+    lr: Tensor  # () η, in float32 at least
 
     # Sizes below come from shapes: `len` would fix the number of rows in compiled code.
 
@@ -161,18 +161,19 @@ def _add(
 
 def _dense(gradients: list[Gradient], weights: Parts) -> list[Tensor]:
     values = [g.value for g in gradients if isinstance(g, Dense)]
-    return [value.to(weight.dtype) for value, weight in zip(values, weights, strict=True)]
+    return [value.to(wide_type(weight.dtype)) for value, weight in zip(values, weights, strict=True)]
 
 
 def _update(solver: Solver, rows: Rows, gradients: list[Tensor], batches: Batches, active: Tensor) -> None:
     """The solver's step of the active rows."""
     if solver.clip is not None:
-        norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+        squares = [g.square().reshape(g.shape[0], -1).sum(1) for g in gradients]
+        norm = torch.stack(squares).sum(0).sqrt()
         scale = (solver.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_ does
         gradients = [g * _wide(scale, g) for g in gradients]
     for i, (weight, g) in enumerate(zip(rows.weights, gradients, strict=True)):
         moments = tuple(parts[i] for parts in rows.kept)
-        change, new = solver.update(weight, g, moments, batches.lr, batches.step)
+        change, new = solver.update(weight.to(g.dtype), g, moments, batches.lr, batches.step)
         weight.add_(torch.where(_wide(active, weight), change, 0))
         for old, value in zip(moments, new, strict=True):
             old.copy_(value)

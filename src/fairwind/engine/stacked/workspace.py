@@ -12,6 +12,7 @@ from fairwind.data.federation import Federation
 from fairwind.data.samples import mapped, tensors
 from fairwind.engine.backends.graphs import Graphs
 from fairwind.engine.local import PLAIN, Modifications, Rules
+from fairwind.engine.solver import wide_type
 from fairwind.engine.stacked.model import StackedModel
 from fairwind.engine.stacked.steps import Batches, Rows, Step
 
@@ -38,6 +39,7 @@ class Workspace:
         self.rules = rules
         self.step, self.model, self.data, self.batch_size = step, model, data, batch_size
         self.kept, self.casts = kept, casts and model.compute != model.dtype
+        self.wide = wide_type(model.dtype)
         self.graphs = graphs
         self.compiled: TakeSteps | None = None
         self.there: Tensor | None = None  # clients whose samples were copied to the device
@@ -70,9 +72,9 @@ class Workspace:
 
     def example(self) -> tuple[Rows, Batches, Any, Any]:
         """Example arguments of a step, with a few rows."""
-        own, device = self.model.dtype, self.device
+        device = self.device
         table = torch.zeros(2, self.batch_size, dtype=torch.int64, device=device)
-        number = torch.zeros((), dtype=own, device=device)
+        number = torch.zeros((), dtype=self.wide, device=device)
         counters = torch.zeros_like(table[0, 0]), number, number
         return self._rows(2, 2, device), Batches(table, table[:, 0].contiguous(), *counters), *self.data
 
@@ -80,12 +82,12 @@ class Workspace:
         """Allocates memory for n rows of this many runs."""
         layout, own = self.model.layout, self.model.dtype
         compute = self.model.compute if self.casts else own
-        loss = torch.zeros(n, dtype=own, device=device)
+        loss = torch.zeros(n, dtype=self.wide, device=device)
         states = self.model.states.empty(n, own, device)
         adds, corrected = self.rules.adds, self.rules.corrected
         return Rows(
             layout.empty(n, own, device),
-            tuple(layout.empty(n, own, device) for _ in range(self.kept)),
+            tuple(layout.empty(n, self.wide, device) for _ in range(self.kept)),
             layout.empty(n, compute, device) if self.casts else (),
             loss,
             states,
@@ -133,7 +135,7 @@ class Workspace:
             self.graphs.forget()
             room = 1 << (len(samples) - 1).bit_length()  # more than needed, to avoid repeated growth
             tables = samples.new_empty(room, self.batch_size), samples.new_zeros(room)
-            step, rate = torch.zeros(2, dtype=self.model.dtype, device=samples.device)
+            step, rate = torch.zeros(2, dtype=self.wide, device=samples.device)
             self.batches = Batches(*tables, samples.new_zeros(()), step, rate)
         self.batches.samples[: len(samples)] = samples
         if keys is not None:
