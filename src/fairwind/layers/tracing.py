@@ -32,7 +32,7 @@ def tracing(*, contiguous: bool) -> Iterator[None]:
     before = _now.active, _now.contiguous
     _now.active, _now.contiguous = True, contiguous
     try:
-        with CompiledForms():  # type: ignore[no-untyped-call]
+        with CompiledForms():
             yield
     finally:
         _now.active, _now.contiguous = before

@@ -108,7 +108,8 @@ def _varying(rows: Rows, batches: Batches, inputs: Any, targets: Any) -> list[Gr
     by_row: list[Group | None] = ["rows"] * len(rows.tensors())
     tables: list[Group | None] = ["table", "table", *[None] * (len(batches) - 2)]
     data: list[Group | None] = ["samples"] * len(samples.tensors((inputs, targets)))
-    return [*by_row, *["offsets"] * len(rows.offset), *tables, *data]
+    offsets: list[Group | None] = ["offsets"] * len(rows.offset)
+    return [*by_row, *offsets, *tables, *data]
 
 
 def _numbers(values: list[int]) -> tuple[Any, Any]:
@@ -124,9 +125,8 @@ def _resized(tensor: Tensor, size: int) -> Tensor:
     """A tensor of zeros with the same memory layout, and another size in its first dimension."""
     if not size:
         return torch.zeros_like(tensor)
-    like = {"dtype": tensor.dtype, "device": tensor.device}
-    made = torch.empty_strided((size, *tensor.shape[1:]), tensor.stride(), **like)
-    return made.zero_()
+    shape, kind = (size, *tensor.shape[1:]), tensor.dtype
+    return torch.empty_strided(shape, tensor.stride(), dtype=kind, device=tensor.device).zero_()
 
 
 class Traced(NamedTuple):
