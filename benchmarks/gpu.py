@@ -23,14 +23,9 @@ from fairwind.runs.environment import environment
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "gpu.json"
-TESTS = (
-    "tests/engine",
-    "tests/layers",
-    "tests/models",
-    *(f"tests/algorithms/test_{name}.py" for name in ("accelerated", "fair", "negative")),
-)
-# Of compiled code on a CPU, of plans, and comparisons with what a test computes on a CPU.
-ON_CPU = ("cache", "crash_cache", "plan_record", "classifier", "convolutions", "personal")
+ENGINE = "augment chunks compiled costs graphs host ill local_work losses paths stacked types zoo".split()
+TESTS = [f"tests/engine/test_{name}.py" for name in ENGINE]
+TESTS += ["tests/layers/test_kernels.py", "tests/models/test_models.py"]
 MAY_FALL = 0.15  # of a ratio
 TIMED = {  # by name: task of benchmarks/tasks.py, runs, precision
     "synthetic-1": ("synthetic", 1, "tf32"),
@@ -50,8 +45,7 @@ Result = dict[str, Any]
 
 def tests(folder: Path, workers: int) -> subprocess.Popen[bytes]:
     """Starts the engine's tests on the GPU."""
-    ignored = [f"--ignore=tests/engine/test_{name}.py" for name in ON_CPU]
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(workers), *ignored]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(workers)]
     env = os.environ | {"FAIRWIND_TEST_DEVICE": "cuda"}
     with (folder / "tests.log").open("wb") as log:
         command = [sys.executable, "-m", "pytest", *options, *TESTS]
@@ -100,7 +94,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="a folder for the logs and results")
     parser.add_argument("--only", nargs="*", default=["tests", *TIMED], help="tests, or names of timings")
-    parser.add_argument("--workers", type=int, default=6, help="of the tests")
+    parser.add_argument("--workers", type=int, default=8, help="of the tests")
     o = parser.parse_args()
     began, folder = time.monotonic(), o.out or Path(tempfile.mkdtemp())
     (folder / "turn").mkdir(parents=True)
