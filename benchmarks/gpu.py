@@ -23,8 +23,8 @@ from fairwind.runs.environment import environment
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "gpu.json"
-ENGINE = "augment chunks compiled costs graphs host ill local_work losses paths stacked types zoo".split()
-TESTS = [f"tests/engine/test_{name}.py" for name in ENGINE]
+ENGINE = "augment", "chunks", "compiled", "costs", "graphs", "host", "ill", "local_work", "losses", "paths"
+TESTS = [f"tests/engine/test_{name}.py" for name in (*ENGINE, "stacked", "types", "zoo")]
 TESTS += ["tests/layers/test_kernels.py", "tests/models/test_models.py"]
 MAY_FALL = 0.15  # of a ratio
 TIMED = {  # by name: task of benchmarks/tasks.py, runs, precision
