@@ -189,7 +189,7 @@ def _replayed(device: str) -> Callable[[], object]:
 
 
 def _best(work: Callable[[], object]) -> float:
-    return min(taken(work) for _ in range(10))
+    return min(taken(work) for _ in range(30))
 
 
 @contextmanager
@@ -231,6 +231,8 @@ def measure(task: Task, settings: Settings, o: argparse.Namespace) -> list[dict[
             training = Simulation(task.model, data, plain, ours.settings)
             for _ in range(3 if on_gpu else 1):
                 training.step()
+        if on_gpu:  # others may be building
+            torch.cuda.empty_cache()
         with turn(o.turn, o.of):
             floor = Floor(settings.device, settings.precision)
             print(f"  {floor.flops / 1e12:.1f} TFLOP/s in products, {floor.bytes / 1e9:.0f} GB/s of memory")

@@ -3,10 +3,13 @@
     python benchmarks/gpu.py [--record]
 
 The programs that are timed compile while the tests run, and are then timed one after another. A timing fails
-if something in it falls back to a slow path, or if both of its ratios fell by more than 15 %: that to a plain
-loop, and that to the least that this GPU needs (arithmetic, memory or launches, measured in the same run).
-Machines with the same GPU differ, in their processor or in their memory; code that became slower lowers both.
-`--record` writes benchmarks/results/gpu.json, from which README.md and docs/benchmarks.md are written.
+if something in it falls back to a slow path, or if its ratio to the least time that this GPU needs
+(arithmetic, memory or launches, measured in the same run) fell by more than 15 %. The ratio to a plain loop
+is shown beside it: it differs by up to 40 % between machines with the same GPU, because the loop is as fast as
+their processors. `--record` writes what was run to benchmarks/results/gpu.json, from which README.md and
+docs/benchmarks.md are written, unless something failed.
+
+For want of time, tests/engine/test_paths.py is left out: run it apart, with FAIRWIND_TEST_DEVICE=cuda.
 """
 
 import argparse
@@ -23,7 +26,7 @@ from fairwind.runs.environment import environment
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "gpu.json"
-ENGINE = "augment", "chunks", "compiled", "costs", "graphs", "host", "ill", "local_work", "losses", "paths"
+ENGINE = "augment", "chunks", "compiled", "costs", "graphs", "host", "ill", "local_work", "losses"
 TESTS = [f"tests/engine/test_{name}.py" for name in (*ENGINE, "stacked", "types", "zoo")]
 TESTS += ["tests/layers/test_kernels.py", "tests/models/test_models.py"]
 MAY_FALL = 0.15  # of a ratio
@@ -70,11 +73,8 @@ def failure(result: Result, recorded: Result | None) -> str:
         return "no CUDA graphs"
     if recorded is None:
         return ""
-    ratios = {"the loop": "ratio", "the floor": "round_of_floor"}
-    kept = {title: result[key] / recorded[key] for title, key in ratios.items()}
-    if max(kept.values()) < 1 - MAY_FALL:
-        return ", ".join(f"{share:.0%} of the recorded ratio to {title}" for title, share in kept.items())
-    return ""
+    share = result["round_of_floor"] / recorded["round_of_floor"]
+    return "" if share >= 1 - MAY_FALL else f"{share:.0%} of the recorded ratio to the floor"
 
 
 def line(name: str, result: Result, recorded: Result | None, wrong: str) -> str:
@@ -101,7 +101,7 @@ def main() -> int:
     names = [name for name in TIMED if name in o.only]
     tested = tests(folder, o.workers) if "tests" in o.only else None
     timed = {name: timing(folder, name, len(names) + (tested is not None)) for name in names}
-    failed = []
+    failed, said = [], [""]
     if tested is not None:
         code = tested.wait()
         (folder / "turn" / "built-tests").touch()
@@ -109,9 +109,8 @@ def main() -> int:
         print("\n".join(each for each in said if each.startswith(("FAILED", "ERROR"))))
         print(f"tests: {said[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
         failed += ["tests"] if code else []
-    known: dict[str, Result] = json.loads(RECORD.read_text())["results"] if RECORD.exists() else {}
-    if o.record:
-        known = {}
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {"results": {}}
+    known: dict[str, Result] = {} if o.record else record["results"]
     found: dict[str, Result] = {}
     for name, program in timed.items():
         if program.wait():
@@ -124,7 +123,11 @@ def main() -> int:
         failed += [name] if wrong else []
         print(line(name, found[name], known.get(name), wrong), flush=True)
     print(f"{time.monotonic() - began:.0f} s; failed: {', '.join(failed) or 'none'}")
-    record = {"environment": environment("cuda"), "failed": failed, "results": found}
+    made_with = environment("cuda")
+    if tested is not None:
+        record["tests"] = {"environment": made_with, "result": said[-1].strip("= ")}
+    if found:
+        record |= {"environment": made_with, "results": record["results"] | found}
     (folder / "gpu.json").write_text(json.dumps(record, indent=1) + "\n")
     if o.record and not failed:
         RECORD.write_text(json.dumps(record, indent=1) + "\n")

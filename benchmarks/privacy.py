@@ -12,7 +12,8 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,14 @@ BOUNDS: dict[str, dict[str, float]] = {
 MEASURED: tuple[Metric, ...] = "avg", "worst30"
 
 
-def private(algorithm: Algorithm[Any, Any], privacy: Privacy) -> Algorithm[Any, Any]:
-    """The algorithm with clipped clients and a server that sees noisy sums."""
+def private(algorithm: Algorithm[Any, Any], make: Callable[[], Privacy]) -> Algorithm[Any, Any]:
+    """The algorithm with clipped clients and a server that sees noisy sums; its noise begins with training."""
+    privacy = make()
+
+    def init(x: Tensor) -> Any:
+        nonlocal privacy
+        privacy = make()
+        return algorithm.init(x)
 
     def client(r: Report) -> Contribution[Any]:
         part = algorithm.client(r)
@@ -56,7 +63,7 @@ def private(algorithm: Algorithm[Any, Any], privacy: Privacy) -> Algorithm[Any, 
         told = type(sums)(*(torch.tensor(s, dtype=torch.float64) for s in noisy))
         return algorithm.server(x, state, total, told)
 
-    return algorithm._replace(client=client, server=server, name=f"{algorithm.name} private")
+    return algorithm._replace(init=init, client=client, server=server, name=f"{algorithm.name} private")
 
 
 def runs_of(
@@ -72,10 +79,14 @@ def runs_of(
         for noise in noises:
             runs = []
             for seed in seeds:
-                draw = random.Random(f"{name} {noise} {seed}").randbytes
-                privacy = Privacy(noise=noise, delta=delta, draw=draw, **bounds)
-                runs.append(Run(f"{name} noise {noise}", private(plain, privacy), seed))
-            found[name, noise] = privacy, runs
+
+                def make(key: str = f"{name} {noise} {seed}", noise: float = noise, **own: float) -> Privacy:
+                    draw = random.Random(key).randbytes
+                    return Privacy(noise=noise, delta=delta, draw=draw, **own)
+
+                made = partial(make, **bounds)
+                runs.append(Run(f"{name} noise {noise}", private(plain, made), seed))
+            found[name, noise] = made(), runs
     return found
 
 

@@ -470,7 +470,7 @@ def test_one_name_of_two_baselines_is_two_recipes(tmp_path: Path) -> None:
     task = task_of(make_federation(SIZES))
     fw.compare(task, {"mine": algorithms.local()}, progress=False, out=tmp_path / "run")
     for other in (algorithms.pooled(), algorithms.fedavg()):
-        with pytest.raises(InputError, match="differs in its own algorithm"):
+        with pytest.raises(InputError, match="differs in its algorithm"):
             fw.compare(task, {"mine": other}, progress=False, out=tmp_path / "run")
     with pytest.raises(InputError, match="differs in its setting 'finetune'"):
         fw.compare(task, {"mine": algorithms.local()}, progress=False, out=tmp_path / "run", finetune=1)

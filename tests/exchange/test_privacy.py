@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ def test_the_benchmark_simulates_what_a_server_does(ragged: Federation, spec: st
     own: dict[str, Any] = {"clip": 1.0, "weight": 5.0, "noise": 0.1}
     exchange = Exchange(task, spec, bounds=None, privacy=privacy(**own))
     plain: Any = algorithms.build(spec)
-    run = Run(spec, private(plain, privacy(**own)), 0)
+    run = Run(spec, private(plain, partial(privacy, **own)), 0)
     settings = Settings(solver=task.solver, rounds=3, compile="off", device="cpu", workers=1, eval_every=3)
     simulation = Simulation(task.model, task.federation, [run], settings)
     simulation.start()

@@ -1,6 +1,5 @@
 """A directory answers for the task it was begun with, and for no other, whatever the names of its parts."""
 
-import functools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -94,7 +93,9 @@ def own_task() -> fw.Task:
 
 
 def with_optimizer(momentum: float) -> Changed:
-    made = functools.partial(torch.optim.SGD, momentum=momentum)
+    def made(params: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=lr, momentum=momentum)
+
     return lambda task: replace(task, solver=fw.Solver(lr=0.1, optimizer=made))
 
 

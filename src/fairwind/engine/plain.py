@@ -394,7 +394,8 @@ def agree(found: Sequence[Tensor | None], exact: Sequence[Tensor | None], tolera
     """
     difference, size = 0.0, 0.0
     for f, e in zip(found, exact, strict=True):
-        given = ((torch.zeros(()) if g is None else g.detach().to_dense()).double() for g in (f, e))
+        nothing = torch.zeros((), device=next((g.device for g in (f, e) if g is not None), None))
+        given = ((nothing if g is None else g.detach().to_dense()).double() for g in (f, e))
         a, b = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
         ill = ~(a.isfinite() & b.isfinite())
         if not torch.allclose(a[ill], b[ill], rtol=0, atol=0, equal_nan=True):

@@ -1,5 +1,6 @@
 """A comparison, from the lock of its directory to its results: Python, commands and studies all train so."""
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -76,7 +77,7 @@ class Session:
         with ExitStack() as stack:
             ranks.meet()  # until here every rank may have read the directory as it was
             if path is not None and first:
-                stack.enter_context(held(path, wait=self.wait, reading=(path / RESULTS).exists()))
+                stack.enter_context(held(path, wait=self.wait, reading=os.path.exists(path / RESULTS)))
                 if self.explain:
                     stack.enter_context(explaining(path, self.again))
                 settle(path)
