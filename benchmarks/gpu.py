@@ -5,9 +5,9 @@
 The programs that are timed compile while the tests run, and are then timed one after another. A timing fails
 if something in it falls back to a slow path, or if its ratio to the least time that this GPU needs
 (arithmetic, memory or launches, measured in the same run) fell by more than 15 %. The ratio to a plain loop
-is shown beside it: it differs by up to 40 % between machines with the same GPU, because the loop is as fast as
-their processors. `--record` writes what was run to benchmarks/results/gpu.json, from which README.md and
-docs/benchmarks.md are written, unless something failed.
+is shown beside it: it differs by up to 40 % between machines with the same GPU, as their processors do.
+`--record` writes what was run to benchmarks/results/gpu.json, unless something failed; `python docs/tables.py`
+writes the tables of README.md and docs/benchmarks.md from that.
 
 For want of time, tests/engine/test_paths.py is left out: run it apart, with FAIRWIND_TEST_DEVICE=cuda.
 """

@@ -40,7 +40,7 @@ MEASURED: tuple[Metric, ...] = "avg", "worst30"
 
 
 def private(algorithm: Algorithm[Any, Any], make: Callable[[], Privacy]) -> Algorithm[Any, Any]:
-    """The algorithm with clipped clients and a server that sees noisy sums; its noise begins with training."""
+    """The algorithm with clipped clients and a server that sees noisy sums; noise begins with training."""
     privacy = make()
 
     def init(x: Tensor) -> Any:
