@@ -6,8 +6,8 @@ The programs that are timed compile while the tests run, and are then timed one 
 if something in it falls back to a slow path, or if its ratio to the least time that this GPU needs
 (arithmetic, memory or launches, measured in the same run) fell by more than 15 %. The ratio to a plain loop
 is shown beside it: it differs by up to 40 % between machines with the same GPU, as their processors do.
-`--record` writes what was run to benchmarks/results/gpu.json, unless something failed; `python docs/tables.py`
-writes the tables of README.md and docs/benchmarks.md from that.
+`--record` writes what was run to benchmarks/results/gpu.json, unless something failed. From that, the tables
+of README.md and docs/benchmarks.md are written by `python docs/tables.py`.
 
 For want of time, tests/engine/test_paths.py is left out: run it apart, with FAIRWIND_TEST_DEVICE=cuda.
 """

@@ -516,6 +516,90 @@ def speed() -> str:
     return "".join(texts)
 
 
+def timed(file: str, task: str, runs: int) -> dict[str, Any]:
+    """The last recorded timing beside a plain loop, of benchmarks/engine.py or gpu.py."""
+    content = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
+    calls = [each["results"] for each in content.get("runs", [content])]
+    rows = [row for call in calls for row in (call.values() if isinstance(call, dict) else call)]
+    *_, last = (row for row in rows if row["task"].startswith(task) and row["runs"] == runs)
+    return dict(last)
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.{int(ratio < 10)}f}×"
+
+
+def digits(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def speedups() -> str:
+    """How much faster 15 runs at once are than a plain loop, and single runs of users' modules."""
+    stacked = {
+        "Synthetic, 100 clients, linear 60×10": ("Synthetic", "gpu", "synthetic-cpu"),
+        "FEMNIST, 3,500 clients (CPU: 40), MLP 784-128-62": ("FEMNIST", "gpu", "users-cpu"),
+        "CIFAR-10, 16 clients, VGG11": ("CIFAR-10", "gpu", ""),
+        "Sent140, 697 clients, two-layer LSTM": ("Sent140", "engine-h200/sent140-15-runs", ""),
+    }
+    single = {
+        "Transformer encoder, 2 layers of 128": ("Transformer encoder", "gpu", "users-cpu"),
+        "nn.LSTM, 128 units": ("nn.LSTM", "gpu", "lstm-cpu"),
+        "LEAF's CNN for FEMNIST, 6.6 M parameters": ("LEAF's CNN", "gpu", "leaf-cpu"),
+        "LoRA on GPT-2, 124 M frozen parameters": ("LoRA", "users-uncompiled-h200", "users-cpu"),
+        "ResNet-18, group norm": ("ResNet-18", "gpu", "resnet-cpu"),
+    }
+
+    def rows(of: Mapping[str, tuple[str, str, str]], runs: int) -> list[list[str]]:
+        made = []
+        for title, (task, *files) in of.items():
+            made.append([title, *(times(timed(file, task, runs)["ratio"]) if file else "" for file in files)])
+        return made
+
+    devices = ["NVIDIA H200", "2 CPU cores"]
+    first, second = (
+        table(["15 runs stacked", *devices], rows(stacked, 15)),
+        table(["1 run", *devices], rows(single, 1)),
+    )
+    return f"{first}\nWith one run, for other models:\n\n{second}"
+
+
+def on_gpu() -> str:
+    """The setups on a GPU, 1 run and 15, and users' modules with 1, beside a plain loop and a floor."""
+    setups = {
+        "Synthetic, linear 60×10, tf32": "Synthetic",
+        "FEMNIST, MLP 784-128-62, tf32": "FEMNIST",
+        "CIFAR-10, VGG11, bf16, Dir(0.05)": "CIFAR-10",
+        "LEAF's CNN for FEMNIST (6.6 M parameters), batch 10": "LEAF's CNN",
+        "Transformer encoder, 2 layers of 128, 32 tokens, batch 10": "Transformer encoder",
+        "nn.LSTM, 128 units, 32 tokens, batch 10": "nn.LSTM",
+        "ResNet-18 with group norm, batch 32": "ResNet-18",
+    }
+    made = []
+    for title, task in setups.items():
+        found = [timed("gpu", task, 1)]
+        if task in ("Synthetic", "FEMNIST", "CIFAR-10"):
+            found.append(timed("gpu", task, 15))
+        loops = sorted(
+            {f"{each['loop_us']:,.0f}" for each in found}, key=lambda text: int(text.replace(",", ""))
+        )
+        cells = [f"{digits(each['stacked_us'])} µs, **{times(each['ratio'])}**" for each in found]
+        rounds = [digits(each["run_round_ms"]) for each in found]
+        shares = [f"{100 * each['round_of_floor']:.0f}" for each in found]
+        made.append(
+            [
+                title,
+                f"{found[0]['clients']:,}",
+                f"{'–'.join(loops)} µs",
+                *[*cells, ""][:2],
+                f"{' / '.join(rounds)} ms",
+                f"{' / '.join(shares)} %",
+            ]
+        )
+    head = ["clients", "plain loop", "1 run", "15 runs stacked", "time per round and run (1 / 15 runs)"]
+    return table(["NVIDIA H200", *head, "share of hardware limit (1 / 15 runs)"], made)
+
+
 def throughput() -> str:
     """Client steps per second of recorded comparisons, evaluation included."""
     recorded = (
@@ -812,6 +896,8 @@ TABLES: dict[str, Callable[..., str]] = {
         tuned,
         lag,
         speed,
+        speedups,
+        on_gpu,
         throughput,
         sentiment,
         coverage,

@@ -14,6 +14,7 @@ from fairwind import algorithms
 from fairwind.metrics import METRICS
 from fairwind.report.table import display_name
 from fairwind.study import read_study
+from gpu import TIMED, failure
 
 ROOT = Path(__file__).parents[1]
 
@@ -101,13 +102,24 @@ def test_the_benchmarks_tables_are_the_recorded_ones(name: str) -> None:
 
 def test_so_are_figures_of_earlier_measurements() -> None:
     page, readme = (ROOT / "docs" / "benchmarks.md").read_text(), (ROOT / "README.md").read_text()
-    for setup, runs, ratio in recorded(RECORDED / "engine-h200.json"):
-        if runs == 1 and setup in ("Synthetic", "FEMNIST"):  # the others were measured again
-            assert shown(setup, ratio, page), (setup, ratio)
     for setup, _, ratio in recorded(RECORDED / "engine-cpu.json"):
         assert setup == "Synthetic" or shown(setup, ratio, page), (setup, ratio)
     for setup, runs, ratio in recorded(RECORDED / "users-cpu.json"):
         assert runs == 1 or setup == "Synthetic" or shown(setup, ratio, readme), (setup, ratio)
+
+
+def test_the_gpus_record_is_of_compiled_steps_and_recorded_rounds() -> None:
+    """The tables of README and benchmarks are written from it (docs/tables.py)."""
+    record = json.loads((RECORDED / "gpu.json").read_text())
+    assert set(record["results"]) == set(TIMED)
+    for name, result in record["results"].items():
+        assert result["steps"] == "torch.compile", name
+        assert result["graphs"] != "none", name
+        assert not failure(result, None)
+        assert failure(result | {"round_of_floor": 0.8 * result["round_of_floor"]}, result)
+        assert failure(result | {"graphs": "none"}, result)
+    assert re.search(r"\d+ passed", record["tests"]["result"])
+    assert "failed" not in record["tests"]["result"]
 
 
 def test_the_table_of_other_simulators_is_the_recorded_one() -> None:
@@ -184,7 +196,7 @@ def test_the_tables_of_precision_are_the_recorded_ones(setup: str) -> None:
         assert shown in rows, (algorithm, cells)
 
 
-@pytest.mark.parametrize("file", ["users-h200", "users-uncompiled-h200", "users-cpu", *NEWEST])
+@pytest.mark.parametrize("file", ["users-uncompiled-h200", "users-cpu", *NEWEST])
 def test_the_readme_shows_how_little_single_runs_gain(file: str) -> None:
     readme = (ROOT / "README.md").read_text().partition("## Speed")[2]
     path = NEWEST.get(file, RECORDED / f"{file}.json")
