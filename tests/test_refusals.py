@@ -50,6 +50,14 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: fw.compare(task(), {"mine": "fedavg"}), "'fedavg' is a spec, and keeps its name"),
     (lambda: fw.compare(task(), {"mine": 3}), "3 is not an algorithm"),  # type: ignore[dict-item]
     (lambda: trained(after_evaluation=5), "after_evaluation=5 is not a function"),
+    (lambda: trained(seeds=None), "seeds=None is no list of numbers: give seeds="),
+    (lambda: trained(out=5), "out=5 is no path: give the name of a folder"),
+    (lambda: trained(codec=5), "codec=5 is not a name: give one of"),
+    (lambda: trained(attack=5), "attack=5 is not a name: give one of"),
+    (
+        lambda: fw.compare(replace(task(), score=lambda outputs, targets: 1.0), "fedavg"),
+        "does not fit: it returns 1.0, and not a tensor",
+    ),
     (lambda: fw.compare(task(), ["fedavg", "fedavg"]), "algorithm 'fedavg' is given twice"),
     (lambda: fw.compare(task(), ["fedadam:lr"]), "parameter 'lr' of fedadam has no value: write lr=…"),
     (lambda: from_clients([(X, Y)], names=["a", "b"]), "2 names for 1 clients"),

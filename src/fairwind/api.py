@@ -130,7 +130,7 @@ def compare(
     recipe = Recipe(task.source, tuple(own), several_seeds(seeds), settings_of(task, options))
     given = {label: algorithm for label, algorithm in own.items() if is_algorithm(algorithm)}
     recipe.check(given)
-    path = None if out is None else Path(out)
+    path = folder_of(out)
     tracking = Tracking(track if find().first else ())
 
     def page(path: Path) -> Path | None:
@@ -197,7 +197,17 @@ def several_seeds(seeds: Any) -> tuple[int, ...]:
     found = python_numbers(seeds)
     if isinstance(found, int | float):
         raise InputError(f"seeds={found} is one number: give seeds=[{found}], or range({found}) for so many")
+    if not isinstance(found, Iterable):
+        raise InputError(f"seeds={shown(seeds)} is no list of numbers: give seeds=[0, 1, 2]")
     return tuple(python_numbers(list(found)))
+
+
+def folder_of(out: Any) -> Path | None:
+    """A directory as users give it."""
+    try:
+        return None if out is None else Path(out)
+    except TypeError:
+        raise InputError(f"out={shown(out)} is no path: give the name of a folder") from None
 
 
 def labelled(given: Algorithms) -> dict[str, AnyAlgorithm | str]:

@@ -87,6 +87,21 @@ def test_in_16_bits_it_trains_as_in_32(ragged: Federation, dtype: torch.dtype, n
         assert (move - (exact.x - start)).norm() < 0.1 * (exact.x - start).norm()
 
 
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedprox", "fedcm", "mime", "ditto"])
+def test_steps_with_a_vector_train_in_16_bits_too(ragged: Federation, name: str) -> None:
+    moves = []
+    for dtype, engine in ((torch.float32, "loop"), (torch.bfloat16, "loop"), (torch.bfloat16, "stacked")):
+        options = {"model": partial(small_model, dtype), "engine": engine, "solver": Solver(lr=1.0)}
+        s = simulation(ragged, [name], [0], **options)
+        start = s.x.float().clone()
+        for _ in range(3):
+            s.step()
+        assert s.left_out.tolist() == [0]
+        moves.append(s.x.float() - start)
+    for move in moves[1:]:
+        assert (move - moves[0]).norm() < 0.2 * moves[0].norm()
+
+
 def test_a_parameter_without_dimensions_is_clipped_with_the_others(ragged: Federation) -> None:
     options = {"solver": Solver(lr=0.5, clip=0.3, batch_size=5), "model": Scale}
     stacked = simulation(ragged, NAMES, [0], **options)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import CLASSES, DEVICE, FEATURES, make_federation, make_model
-from fairwind import Federation, InputError, Settings, algorithms
+from fairwind import Federation, InputError, Settings, algorithms, evaluate
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from samples import as_tensor
@@ -259,3 +259,37 @@ def test_a_module_under_two_names_and_a_parameter_of_two_modules() -> None:
     assert torch.equal(state["first.weight"], state["same.weight"])
     assert torch.equal(state["first.weight"], state["second.weight"])
     assert stacked.layout.parameters == sum(p.numel() for p in Tied().parameters())
+
+
+class Leaking(nn.Module):
+    """A model in which samples of a batch influence each other, by little, in training or in evaluation."""
+
+    def __init__(self, when: str):
+        super().__init__()
+        self.layers, self.when = make_model(), when
+
+    def forward(self, x: Tensor) -> Tensor:
+        here = self.training == (self.when == "training")
+        out: Tensor = self.layers(x + (0.003 * x.sum(0) if here else 0))
+        return out
+
+
+@pytest.mark.parametrize("when", ["training", "evaluation"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_models_that_mix_samples_by_little_train_one_client_after_another(
+    when: str, dtype: torch.dtype
+) -> None:
+    federation = make_federation([12, 9, 15], dtype=dtype)
+    with pytest.raises(InputError, match=r"cannot be stacked: .*influence each other"):
+        simulation(federation, ["fedavg"], [0], model=lambda: Leaking(when).to(dtype))
+
+
+def test_clients_of_a_model_that_mixes_samples_are_scored_by_their_own(ragged: Federation) -> None:
+    torch.manual_seed(0)
+    model = Leaking("evaluation").double()
+    model.layers[0].weight.data *= 5
+    both = evaluate(model, ragged)
+    for k in range(len(ragged)):
+        if ragged.test[k]:
+            alone = evaluate(model, ragged.of_clients(torch.tensor([k])))
+            torch.testing.assert_close(alone.loss[0], both.loss[k])

@@ -25,6 +25,7 @@ from fairwind.engine.backends.native import compiler
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairwind.errors import InputError
 from fairwind.report import drawing
+from fairwind.runs.directory import RunDirectory
 from fairwind.runs.files import CLIENTS, HISTORY, MODELS, RESULTS, is_held, read_json, sealed, write_json
 from fairwind.runs.folder import explaining, held, new_directory
 from forked import bits, strays
@@ -205,6 +206,9 @@ def test_code_that_a_directory_names_is_named_before_it_is_run(
     with pytest.warns(UserWarning, match=rf"run names the code of its task, .*: {tmp_path}/mine.py:task"):
         fairwind.load("run")[0].predict(0)
     assert "running mine" in capsys.readouterr().err
+    recipe = Path("run", "recipe.json")
+    write_json(recipe, sealed({**read_json(recipe), "setup": "mine\x1b[2K\n.py:task"}))
+    assert r"mine\x1b[2K\n.py:task" in RunDirectory.open(Path("run")).code[0]
 
 
 def test_comparisons_begun_at_the_same_moment_never_share_a_directory(

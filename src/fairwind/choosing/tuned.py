@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from fairwind.algorithms import BASELINES, PAPER, REGISTRY, with_sets
-from fairwind.api import compare, refuse_unknown, settings_of, several_seeds, takes_settings
+from fairwind.api import compare, folder_of, refuse_unknown, settings_of, several_seeds, takes_settings
 from fairwind.choosing.search import FAIR, Aim, Search, Trial, search
 from fairwind.comparison import Comparison
+from fairwind.engine.ranks import find
 from fairwind.engine.settings import Options
 from fairwind.engine.solver import Solver
 from fairwind.errors import InputError, damaged, in_range, needs_extra, python_numbers, unknown, whole
@@ -127,6 +128,8 @@ def tune(
     same call goes on after a kill. The other options are those of `compare`.
     """
     refuse_unknown(options, tune)
+    if find().world > 1:
+        raise InputError("a search is done by one process: start it without torchrun")
     say = _say if progress else _quiet
     if not isinstance(task, Task):
         raise InputError(
@@ -157,7 +160,7 @@ def tune(
     others = (others,) if isinstance(others, int | float) else tuple(python_numbers(list(others)))
     rates = tuple(dict.fromkeys([solver.lr, *others]))
     in_range(0, float("inf"), **{f"local_rates[{i}]": rate for i, rate in enumerate(rates)})
-    folder = None if out is None else Path(out)
+    folder = folder_of(out)
     choosing = replace(task, federation=task.federation.for_choosing())
     recipe = Recipe(task.source, names, (search_seed,), settings)
     asked = Search(

@@ -52,7 +52,7 @@ class Resume:
             self.directory
         )  # a folder that holds no run is not locked, which would make it
         newest = growing(self.directory) or begun
-        for name in newest.code:
+        for name in dict.fromkeys([*begun.code, *newest.code]):
             note(f"{self.directory} names code, which is run now: {name}")
         trained = Session(
             recipe=self._larger(newest.recipe),

@@ -10,8 +10,6 @@ from fairwind import algorithms
 from fairwind.choosing import tune
 from fairwind.cli.options import Names, described, options_of, values
 from fairwind.cli.terminal import note, out
-from fairwind.engine.ranks import find
-from fairwind.errors import InputError
 from fairwind.runs.folder import new_directory
 from fairwind.runs.recipe import changed_settings
 from fairwind.runs.references import is_reference, load_task
@@ -57,8 +55,6 @@ class Tune:
     """Directory of the search (runs/NAME-tune-TIME if not given)."""
 
     def run(self) -> None:
-        if find().world > 1:
-            raise InputError("a search is done by one process: start it without torchrun")
         if is_reference(self.task):
             searched = load_task(self.task)
         else:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import itemgetter
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fairwind.data.counter import segments
 from fairwind.data.federation import Federation
-from fairwind.data.samples import kind, mapped, tensors
+from fairwind.data.samples import kind, mapped, take, tensors
 from fairwind.engine import tuning
 from fairwind.engine.augmentation import Augmentation
 from fairwind.engine.layout import ALL_SHARED, Division, Parts, Sharing, copy_into, flattened
@@ -87,6 +87,7 @@ class PlainModel:
         self.evaluation_randomness: Randomness = "none"
         self.randomness: Randomness = "none"
         self.replaces = False  # whether it calls functions that need other forms to be stacked
+        self.mixes = False  # whether a sample's loss in evaluation depends on the others of its batch
 
     @classmethod
     def fitted(
@@ -117,10 +118,24 @@ class PlainModel:
                 check_integers(made.module, clients)
             made.changed = [n for n in changed_buffers(made.module, sample[0]) if n in made.buffers]
             made._fit(federation, loss, score, batch_size)
+            made.mixes = made._found_to_mix(federation)
             made.per_sample = activations(made.module, sample[0], made.dtype, made.dtype)
             made.flops = forward_operations(made.module, sample[0])
         made.channels_last = made._agrees_with_channels_last(federation)
         return made
+
+    def _found_to_mix(self, federation: Federation) -> bool:
+        if self.loss.batched or self.evaluation_randomness != "none":
+            return False
+        self.load(self.whole.parts(self.first))
+        self.train(False)
+        with torch.no_grad():
+            found = mixes(self._losses, *federation.at(slice(0, FITTED)), self.dtype)
+        self.train()
+        return found
+
+    def _losses(self, inputs: Any, targets: Any) -> Tensor:
+        return judged(self.loss, (), self.outputs(inputs, "none"), targets)[0]
 
     def put_channels_last(self) -> list[RemovableHandle]:
         """Puts channels last in memory from the first convolution on; returns what undoes it.
@@ -197,8 +212,8 @@ class PlainModel:
             return f"the buffer {min(others)!r} is personal, or of a layer that is not one of PyTorch's"
         if self.changed:
             return f"its forward pass changes the buffer {self.changed[0]!r}"
-        if self.untracked:
-            return "it has batch norm without running statistics, which mixes samples in evaluation"
+        if self.untracked or self.mixes:
+            return "in evaluation, samples of a batch influence each other"
         if why := self.augmentation.cannot_stack(federation.at(slice(0, 2))[0]):
             return why
         if self.randomness == "generator":
@@ -264,14 +279,14 @@ class PlainModel:
     @property
     def probe_batch(self) -> int | None:
         """How many samples are probed together, if what is computed depends on that."""
-        return self.batch_size if self.loss.batched or self.normed_by_batch else None
+        return self.batch_size if self.loss.batched or self.normed_by_batch or self.mixes else None
 
     @property
     def batch(self) -> int | None:
         """How many samples of one client are scored together, if what is computed depends on that."""
         if self.probing:
             return self.probe_batch
-        return self.batch_size if self.loss.batched or self.untracked else None
+        return self.batch_size if self.loss.batched or self.untracked or self.mixes else None
 
     def gradients(self, losses: Iterable[Tensor]) -> list[Tensor | None]:
         """The gradient of the losses' sum with respect to each weight; None if they do not depend on it."""
@@ -403,6 +418,19 @@ def agree(found: Sequence[Tensor | None], exact: Sequence[Tensor | None], tolera
         difference += float((a - b)[~ill].square().sum())
         size += float(b[~ill].square().sum())
     return math.isfinite(size) and difference**0.5 <= tolerance * size**0.5 + 1e-12
+
+
+def mixes(losses: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, dtype: torch.dtype) -> bool:
+    """Whether the loss of a sample depends on the others of its batch, for these samples."""
+    try:
+        together = losses(inputs, targets)
+        each = [
+            losses(*(take(part, slice(i, i + 1)) for part in (inputs, targets))) for i in range(len(together))
+        ]
+    except Exception:  # whatever a user's module makes of one sample
+        return False
+    alone = torch.cat(each)
+    return bool(((together - alone).abs() > torch.finfo(dtype).eps ** 0.5 * (1 + alone.abs())).any())
 
 
 def _rows(samples: Any) -> list[Any]:

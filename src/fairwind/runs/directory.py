@@ -17,7 +17,7 @@ from fairwind.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpo
 from fairwind.engine.evaluation import Evaluation
 from fairwind.engine.settings import NUMBERS, Settings, names_of
 from fairwind.engine.simulation import Simulation
-from fairwind.errors import InputError, first_line
+from fairwind.errors import InputError, first_line, printable
 from fairwind.runs.environment import changes, environment
 from fairwind.runs.files import (
     HISTORY,
@@ -93,7 +93,7 @@ class RunDirectory:
         try:
             return cls(path, content, lost=lost)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            made_by = content.get("environment", {}).get("fairwind", "another version")
+            made_by = (content.get("environment") or {}).get("fairwind", "another version")
             raise InputError(
                 f"the recipe of {path} is not understood ({first_line(error)}): it was written by fairwind "
                 f"{made_by}, and this is {__version__}; take that version"
@@ -131,7 +131,7 @@ class RunDirectory:
     def code(self) -> list[str]:
         """The files and modules of users that going on with it imports, as absolute paths."""
         named = filter(is_reference, (self.recipe.setup, *self.recipe.algorithms))
-        return [str(Path(name).absolute()) if ".py:" in name else name for name in named]
+        return [printable(str(Path(name).absolute()) if ".py:" in name else name, 1000) for name in named]
 
     def task(self, cache: Path | None = None) -> Task:
         """The task that the run started with."""

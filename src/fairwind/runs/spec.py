@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from fairwind.errors import InputError, unknown
+from fairwind.errors import InputError, shown, unknown
 from fairwind.runs.hints import LOCAL, near, setting
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ def call(kind: str, spec: str, registry: Mapping[str, Callable[..., T]]) -> T:
 
 def arguments(kind: str, spec: str, registry: Mapping[str, Parameters]) -> dict[str, Any]:
     """All parameters of a spec: those it gives, and defaults."""
+    if not isinstance(spec, str):
+        raise InputError(f"{kind}={shown(spec)} is not a name: give one of {', '.join(registry)}")
     name, _, rest = spec.partition(":")
     if name not in registry:
         raise unknown(kind, name, registry)

@@ -14,7 +14,7 @@ from fairwind.engine.losses.loss import Loss, cross_entropy
 from fairwind.engine.losses.scoring import fit_scores
 from fairwind.engine.machine import find_machine, matmul_precision, seed_generators
 from fairwind.engine.modules import activations, call, draws
-from fairwind.engine.plain import FITTED, check_integers, explained, judged
+from fairwind.engine.plain import FITTED, check_integers, explained, judged, mixes
 from fairwind.engine.plan import place
 from fairwind.engine.settings import Settings
 from fairwind.engine.solver import Solver
@@ -160,10 +160,16 @@ class _Scorer:
                 p.requires_grad_(p.is_floating_point())
             own, dtype = federation.at(slice(0, 1))[0], dtype_of(module)
             self.per_sample = activations(module, own, dtype, dtype)
-        mixing = (is_batch_norm(layer) and not layer.track_running_stats for layer in module.modules())
-        self.batch = batch_size if self.loss.batched or any(mixing) else None
+        mixing = any(is_batch_norm(layer) and not layer.track_running_stats for layer in module.modules())
+        if not (mixing or self.loss.batched or self.draws):
+            with torch.no_grad():
+                mixing = mixes(self._losses, inputs, targets, dtype)
+        self.batch = batch_size if self.loss.batched or mixing else None
         sizes = tuning.CPU if self.device.type == "cpu" else tuning.GPU
         self.evaluated_numbers = sizes.evaluated_numbers
+
+    def _losses(self, inputs: Any, targets: Any) -> Tensor:
+        return judged(self.loss, (), call(self.module, inputs), targets)[0]
 
     def scores(self, x: Tensor, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         """Each sample's loss, and the numbers of each score, (1, B, …)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from fairwind.data.samples import kind, tensors
 from fairwind.engine.losses.loss import IGNORED, Loss, entropies
 from fairwind.engine.modules import read
-from fairwind.errors import InputError, first_line
+from fairwind.errors import InputError, first_line, shown
 from fairwind.scores import Score, accuracy, as_scores, auc, f1, iou, multilabel_accuracy, perplexity
 from fairwind.scores import loss as loss_score
 from fairwind.scores.reading import Reading, class_axis, first_output
@@ -73,6 +73,8 @@ def _check(score: Score, loss: Loss, outputs: Any, targets: Any, every_target: A
     samples = len(tensors(targets)[0])
     try:
         found = score.per_sample(outputs, targets)
+        if not isinstance(found, Tensor):
+            raise InputError(f"it returns {shown(found)}, and not a tensor (B,)")
         if score.per_client is not None:
             score.of_clients(found[None], torch.tensor([samples]))
         if score.reads is not None and score.name in OF_LABELS:

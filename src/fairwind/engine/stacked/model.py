@@ -28,6 +28,12 @@ Total = tuple[Tensor, tuple[Tensor, Seen]]
 Found = tuple[Parts, Tensor, Seen]
 
 
+INFLUENCE = (
+    "its gradients, stacked and padded, are not those of a plain backward pass "
+    "(do samples of a batch influence each other?)"
+)
+
+
 class CannotStackError(Exception):
     """A module cannot be vectorised over models; the message says why."""
 
@@ -274,6 +280,11 @@ class StackedModel:
         found = [g.value for g in gradients if isinstance(g, Dense)]
         plainly = take(inputs, slice(0, 2)), take(targets, slice(0, 2))
         finite, revealing = True, True
+        # Other padding changes nothing: to the bit, but for kernels that choose by values.
+        other = torch.tensor([0, 1, 1], device=flat.device)
+        padded, *_ = self.gradients(self.whole.parts(flat), *(_at(part, other) for part in rows), mask, keys)
+        if not agree([g.value for g in padded if isinstance(g, Dense)], found, 1e-5):
+            raise CannotStackError(INFLUENCE)
         for row, x in enumerate(flat):
             plain.load(self.whole.parts(x))
             plain.train()
@@ -283,10 +294,7 @@ class StackedModel:
             exact += plain.tensors[len(exact) :]
             finite &= all(g is None or bool(g.to_dense().isfinite().all()) for g in exact)
             if not agree([each[row] for each in (*found, *moved)], exact, TOLERANCE.get(self.dtype, 0.1)):
-                raise CannotStackError(
-                    "its gradients, stacked and padded, are not those of a plain backward pass "
-                    "(do samples of a batch influence each other?)"
-                )
+                raise CannotStackError(INFLUENCE)
         return finite, revealing
 
     def factor(self) -> None:
@@ -375,6 +383,11 @@ def stack(
             hint = f" (in {str(stacked.compute)[6:]}; precision=float32 avoids that)"
         raise CannotStackError(f"{type(error).__name__}: {first_line(error)}{hint}") from error
     return stacked
+
+
+def _at(samples: Any, index: Tensor) -> Any:
+    """Of rows of samples (rows, B, …), those at an index in each row."""
+    return mapped(lambda t: t[:, index], samples)
 
 
 def _gradients_of(loss: Callable[..., Any]) -> Callable[..., Found]:

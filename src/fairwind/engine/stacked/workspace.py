@@ -93,7 +93,7 @@ class Workspace:
             states,
             (*layout.empty(n, compute, device), *(s.clone() for s in states)) if corrected else (),
             (loss.clone(), loss.long(), torch.arange(n, device=device)) if adds or self.rules.scales else (),
-            self.model.shared.empty(n if self.rules.own else runs, own, device) if adds else (),
+            self.model.shared.empty(n if self.rules.own else runs, self.wide, device) if adds else (),
         )
 
     def load(self, models: list[Tensor], row_run: Tensor, modifications: Modifications | None = None) -> Rows:
