@@ -20,7 +20,7 @@ from fairwind.engine.layout import ALL_SHARED, Division, Parts, Sharing, copy_in
 from fairwind.engine.losses.fitting import fit_loss, sample_weights
 from fairwind.engine.losses.loss import Loss, cross_entropy
 from fairwind.engine.losses.scoring import fit_scores
-from fairwind.engine.machine import seed_generators
+from fairwind.engine.machine import matmul_precision, seed_generators
 from fairwind.engine.modules import (
     activations,
     call,
@@ -129,7 +129,7 @@ class PlainModel:
             return False
         self.load(self.whole.parts(self.first))
         self.train(False)
-        with torch.no_grad():
+        with torch.no_grad(), matmul_precision("float32", self.start.device):
             found = mixes(self._losses, *federation.at(slice(0, FITTED)), self.dtype)
         self.train()
         return found

@@ -162,7 +162,7 @@ class _Scorer:
             self.per_sample = activations(module, own, dtype, dtype)
         mixing = any(is_batch_norm(layer) and not layer.track_running_stats for layer in module.modules())
         if not (mixing or self.loss.batched or self.draws):
-            with torch.no_grad():
+            with torch.no_grad(), matmul_precision("float32", self.device):
                 mixing = mixes(self._losses, inputs, targets, dtype)
         self.batch = batch_size if self.loss.batched or mixing else None
         sizes = tuning.CPU if self.device.type == "cpu" else tuning.GPU
