@@ -17,6 +17,7 @@ from fairwind.aggregation import (
     counts_clients,
     first_state,
     makes_finite,
+    refuses,
     usable_clients,
 )
 from fairwind.contract import (
@@ -195,7 +196,7 @@ class Aggregator:
         self.round = 0  # rounds that are over
         self.seen = Seen()
         self.first_losses: dict[str, float] = {}  # by client
-        self.first_sum = 0.0, 0.0  # their sum and number in the last round, where only sums are sent
+        self.first_sum = 0.0, 0.0  # their sum and number in the last round of a secure sum
         self.kept: dict[str, int] = {}  # by client that keeps a vector: its last round that counted
         self.numbers: dict[str, int] = {}  # of clients, among all, as they came
         self.left_out, self.stalled = 0, 0
@@ -317,7 +318,7 @@ class Aggregator:
         if self.privacy:
             return None
         known = within(list(self.first_losses.values()), self.bounds.loss0)
-        summed, count = (sum(known), len(known)) if self.sends == "report" else self.first_sum
+        summed, count = (sum(known), len(known)) if known else self.first_sum
         return summed / count if count else None
 
     def tag(self, phase: Phase | None = None) -> Tag:
@@ -385,7 +386,9 @@ class Aggregator:
         second = self._read_second(reply.second)
         if self.sends == "sums":
             term = Term(client, 1.0, vector, tuple(numbers[name] for name in self.sums._fields), length)
+            first = self._read_first(client, numbers)
             self.sum.add(self._checked(term))
+            self.new_first_losses |= first
         else:
             said = to_report(numbers, length)
             if "loss0" in numbers and client in self.first_losses:  # it is held to what it said first
@@ -409,12 +412,20 @@ class Aggregator:
         if LOST in numbers and client in self.kept:
             self.current.lost[client] = self.kept[client]
         self.current.used += 1
-        if self.sends == "sums" and FIRST[0] in numbers:
-            summed, count = self.new_first
-            self.new_first = summed + numbers[FIRST[0]], count + numbers[FIRST[1]]
+
+    def _read_first(self, client: str, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The first loss beside a client's sums, where the algorithm has any."""
+        if FIRST[0] not in numbers:
+            return {}
+        loss, count = (numbers[name] for name in FIRST)
+        if count != 1:
+            raise RefusedError(f"it tells of {count:.3g} first losses, and has one")
+        if refuses(self.algorithm, loss0=loss):
+            raise RefusedError(f"its first loss is {loss:.3g}, with which the algorithm can do nothing")
+        return {client: loss}
 
     def _read_statistics(self, arrays: Arrays) -> tuple[Tensor, list[float]]:
-        """By how much the averaged statistics in a reply differ from those that were sent; and the batches."""
+        """By how much the averaged statistics in a reply differ from those sent; and numbers of batches."""
         if not len(self.statistics):
             return self.statistics, []
         found = vector_of(self.statistics_layout, arrays).double()
@@ -475,8 +486,9 @@ class Aggregator:
         sums = tuple(found[name] for name in self.sums._fields)
         self.secret = Capped(total, sums, clients, [{} for _ in (*sums, total)], "nobody who is known")
         self.current.used = clients
-        if FIRST[0] in found:
-            self.new_first = found[FIRST[0]], found[FIRST[1]]
+        summed, count = (found.get(name, 0.0) for name in FIRST)
+        if count > clients / 2 and not refuses(self.algorithm, loss0=summed / count):
+            self.new_first = summed, count
 
     def finish(self) -> Round:
         """The algorithm's step with what has arrived, and the next round; or the same, if too few replied."""
