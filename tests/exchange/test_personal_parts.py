@@ -1,5 +1,6 @@
 """A real federation whose clients keep a part of the model, or average statistics of batch norm."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_a_reply_with_statistics_that_cannot_be_is_refused() -> None:
         (lambda a: {n: v for n, v in a.items() if n != "1.running_var"}, "1.running_var' missing"),
         (lambda a: a | {"1.running_var": -np.abs(a["1.running_var"])}, "'1.running_var' is negative"),
         (lambda a: a | {"1.running_mean": a["1.running_mean"] * np.nan}, "not finite"),
-        *((lambda a, n=n: with_batches(a, n), "numbers of batches") for n in (-1e30, -1, 0.5, 2.0**60)),
+        *((partial(with_batches, number=n), "numbers of batches") for n in (-1e30, -1, 0.5, 2.0**60)),
     ):
         reply = exchange.reply(0)
         assert why in exchange.server.accept("0", reply._replace(arrays=spoil(reply.arrays)))
@@ -109,7 +110,8 @@ def test_a_number_of_batches_below_the_servers_is_refused() -> None:
 
 def cumulative() -> nn.Module:
     made = model()
-    made[1].momentum = None  # PyTorch divides by the number of batches
+    norm: Any = made[1]
+    norm.momentum = None  # PyTorch divides by the number of batches
     return made
 
 
