@@ -15,6 +15,7 @@ from fairwind import Federation, InputError, Task, compare, evaluate, load, simu
 from fairwind.algorithms import build
 from fairwind.comparison import Result
 from fairwind.exchange.client import LocalClient
+from fairwind.exchange.message import RefusedError
 from samples import as_dict, as_tensor, as_tuple
 
 AGES, WEIGHTS, LABELS = [30.0, 41, 52, 63], [1.0, 2, 3, 4], np.array([0, 1, 0, 1])
@@ -209,5 +210,5 @@ def test_a_site_of_a_real_federation_takes_the_servers_order() -> None:
     clients = [LocalClient(Task(model, site), algorithm, columns=columns) for site in sites]
     assert torch.equal(as_tensor(clients[0].federation.inputs), as_tensor(clients[1].federation.inputs))
     wrong = Federation.from_clients([(frame("age", "height"), LABELS)])
-    with pytest.raises(InputError, match="missing: weight; not there: height"):
+    with pytest.raises(RefusedError, match="missing: weight; not there: height"):  # the server is told why
         LocalClient(Task(model, wrong), algorithm, columns=columns)

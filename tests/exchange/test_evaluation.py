@@ -144,6 +144,19 @@ def test_scores_that_nobody_asked_for_are_not_kept() -> None:
     assert check_judged(told._replace(further=told), [scores.accuracy]) == judged()._replace(further=judged())
 
 
+@pytest.mark.parametrize("score", ["accuracy", "f1", "auc", "mae", "r2", "loss"])
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_refused_with_any_score(score: str, loss: float) -> None:
+    """Else a single client blanks the mean of all."""
+    known = [getattr(scores, score)]
+    told = Judged(10, 40, loss, {score: 1.0})
+    for each in (told, told._replace(loss=1.0, further=told)):
+        with pytest.raises(RefusedError, match=r"its loss is -?(nan|inf), which is not finite"):
+            check_judged(each, known)
+    nothing = Judged(0, 40, loss, {score: loss})
+    assert check_judged(nothing, known).size == 0
+
+
 @pytest.mark.parametrize(
     ("score", "value", "fine"),
     [
@@ -157,6 +170,8 @@ def test_scores_that_nobody_asked_for_are_not_kept() -> None:
         ("auc", math.nan, True),  # of clients with one class
         ("iou", 2.0, False),
         ("r2", -1e9, True),
+        ("r2", -math.inf, False),
+        ("mae", math.inf, False),
         ("r2", 1.1, False),
         ("mae", -0.1, False),
         ("rmse", 1e9, True),

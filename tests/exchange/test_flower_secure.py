@@ -98,7 +98,7 @@ def test_what_a_single_client_sends_is_masked(task: Task) -> None:
     assert len(vectors) >= 2
     for vector in vectors:
         share = np.asarray(vector, dtype=np.float64) / 2**32
-        assert len(share) in (39 + 4 + 5 + 1, 25 * 5)  # a sum, or powers of 16
+        assert len(share) in (39 + 4 + 5 + 1 + 1, 25 * 5 + 1)  # a sum, or powers of 16
         assert 0.3 < share.mean() < 0.7
         assert share.std() > 0.2
     assert not np.array_equal(vectors[0], vectors[-1])
@@ -213,6 +213,28 @@ def test_parts_of_keys_that_do_not_fit_together_stall_a_round(task: Task) -> Non
     meddle = at("unmask", lambda reply: spoil(reply, "shares", [bytes(20)] * 10))
     with pytest.raises(StalledError):
         strategy.start(InProcessGrid(secure_client_app(task), 10, {103: meddle}), num_rounds=1, timeout=5)
+
+
+def flipped(reply: Message) -> Message:
+    """Another bit in one of the parts of keys that a node sends."""
+    shares = reply.content.config_records["secaggplus_configs"]["shares"]
+    assert isinstance(shares, list)
+    first = bytearray(bytes(shares[0]))  # type: ignore[arg-type]
+    first[6] ^= 1
+    return spoil(reply, "shares", [bytes(first), *shares[1:]])
+
+
+def test_a_sum_with_one_wrong_bit_in_a_part_of_a_key_is_not_used(
+    task: Task, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    strategy = strategy_of(task, max_stalled=1)
+    with pytest.raises(StalledError):
+        strategy.start(
+            InProcessGrid(secure_client_app(task), 10, {103: at("unmask", flipped)}), num_rounds=1, timeout=5
+        )
+    assert "round 1: the sum is not used, because parts of keys that nodes sent do not fit" in caplog.text
+    torch.testing.assert_close(strategy.aggregator.x, strategy_of(task).aggregator.x)
 
 
 def masked(reply: Message) -> bool:

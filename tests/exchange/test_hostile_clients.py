@@ -17,6 +17,7 @@ from fairwind import InputError, algorithms
 from fairwind.engine.layout import Layout
 from fairwind.exchange import UNBOUNDED, Aggregator, Bounds, Reply
 from fairwind.exchange.capping import CappedSum, Term
+from fairwind.exchange.message import FIRST
 from fairwind.exchange.server import Round
 from fairwind.robust.limits import OFF, Limits, factors
 
@@ -237,6 +238,37 @@ def test_a_lie_about_first_losses_hardly_moves_what_late_clients_are_told() -> N
     aggregator.accept("liar", reply(99, loss0=1e30))
     aggregator.finish()
     assert aggregator.first_loss("late") == pytest.approx((19 * 2.0 + 20.0) / 20)
+
+
+def of_sums(first_loss: float, first_losses: float = 1.0) -> Reply:
+    """A reply of AdaFedAdam's sums."""
+    numbers = {"weight": 50.0, "certainty": 50.0, "first_loss": first_loss, "first_losses": first_losses}
+    return Reply(reply().arrays, numbers)
+
+
+def test_where_sums_are_sent_a_lie_about_first_losses_hardly_moves_it_either() -> None:
+    aggregator = server(sends="sums")
+    for k in range(HONEST):
+        assert not aggregator.accept(f"node {k}", of_sums(2.0))
+    assert not aggregator.accept("liar", of_sums(1e30))
+    for lie in (of_sums(-1e6), of_sums(2.0, first_losses=1e-3), of_sums(2.0, first_losses=-19.0)):
+        assert "first loss" in aggregator.accept(f"liar {id(lie)}", lie)
+    aggregator.finish()
+    assert aggregator.first_loss("late") == pytest.approx((19 * 2.0 + 20.0) / 20)
+    assert aggregator.first_loss("node 3") == 2.0
+
+
+@pytest.mark.parametrize(("first_loss", "first_losses"), [(-1e6, 20.0), (40.0, 1e-9), (40.0, -20.0)])
+def test_late_clients_are_not_told_a_mean_of_first_losses_that_cannot_be(
+    first_loss: float, first_losses: float
+) -> None:
+    """In a secure sum nobody sees who lies."""
+    aggregator = server(sends="sums", bounds=UNBOUNDED)
+    for told, known in (((40.0, 20.0), 2.0), ((first_loss, first_losses), 2.0), ((60.0, 20.0), 3.0)):
+        numbers = {"weight": 50.0, "certainty": 50.0, **dict(zip(FIRST, told, strict=True))}
+        aggregator.take_sum(torch.zeros(len(aggregator.x)).double(), numbers, 20)
+        aggregator.finish()
+        assert aggregator.first_loss("late") == known
 
 
 def test_common_certainty_hardly_moves_for_a_gradient_near_zero() -> None:

@@ -1,5 +1,6 @@
 """A real federation whose clients keep a part of the model, or average statistics of batch norm."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ OWN: dict[str, dict[str, Any]] = {
     "head": {"personal": "3.*", "batch_norm": "shared"},
     "head, local": {"personal": "3.*", "batch_norm": "local"},
 }
+BATCHES = "1.num_batches_tracked"
 
 
-def model() -> nn.Module:
+def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, CLASSES)).double()
 
 
@@ -86,10 +88,47 @@ def test_a_reply_with_statistics_that_cannot_be_is_refused() -> None:
         (lambda a: {n: v for n, v in a.items() if n != "1.running_var"}, "1.running_var' missing"),
         (lambda a: a | {"1.running_var": -np.abs(a["1.running_var"])}, "'1.running_var' is negative"),
         (lambda a: a | {"1.running_mean": a["1.running_mean"] * np.nan}, "not finite"),
+        *((partial(with_batches, number=n), "numbers of batches") for n in (-1e30, -1, 0.5, 2.0**60)),
     ):
         reply = exchange.reply(0)
         assert why in exchange.server.accept("0", reply._replace(arrays=spoil(reply.arrays)))
         exchange.server.begin()
+
+
+def with_batches(arrays: Any, number: float) -> Any:
+    """Arrays with another number of batches."""
+    return arrays | {BATCHES: np.full_like(arrays[BATCHES], number)}
+
+
+def test_a_number_of_batches_below_the_servers_is_refused() -> None:
+    exchange = Exchange(task_of("shared"), "fedavg", seed=3)
+    exchange.round()
+    reply = exchange.reply(0)
+    less = reply._replace(arrays=with_batches(reply.arrays, 1))
+    assert "smaller than those that it was sent" in exchange.server.accept("0", less)
+
+
+def cumulative() -> nn.Module:
+    made = model()
+    norm: Any = made[1]
+    norm.momentum = None  # PyTorch divides by the number of batches
+    return made
+
+
+@pytest.mark.parametrize("defence", [None, "geometric"])
+def test_a_client_that_claims_many_batches_does_not_freeze_the_statistics(defence: str | None) -> None:
+    """In the first round already, when there are no earlier reports."""
+    honest, exchange = (of_many(cumulative, bounds=Bounds(), defence=defence) for _ in range(2))
+    honest.round()
+    for k in range(6):
+        reply = exchange.reply(k)
+        liar = reply._replace(arrays=with_batches(reply.arrays, 2.0**50))
+        assert not exchange.server.accept(str(k), liar if k == 5 else reply)
+    done = exchange.server.finish()
+    assert set(done.capped[BATCHES]) == {"5"}
+    counted, usual = (float(each.server.statistics[each.server.counters]) for each in (exchange, honest))
+    assert usual <= counted <= 5 * usual
+    assert exchange.round().moved
 
 
 def lying(reply: Reply, *, size: float, mean: float) -> Reply:
@@ -109,8 +148,8 @@ def with_liar(exchange: Exchange, *, size: float, mean: float) -> Round:
     return exchange.server.finish()
 
 
-def of_many(**options: Any) -> Exchange:
-    task = Task(model, make_federation([20, 24, 28, 32, 36, 40]), solver=SOLVER, batch_norm="shared")
+def of_many(build: Any = model, **options: Any) -> Exchange:
+    task = Task(build, make_federation([20, 24, 28, 32, 36, 40]), solver=SOLVER, batch_norm="shared")
     return Exchange(task, "fedavg", seed=3, **options)
 
 

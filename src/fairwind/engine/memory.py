@@ -13,6 +13,8 @@ from fairwind.engine.executor import Run
 from fairwind.engine.layout import Division, Layout
 from fairwind.engine.ranks import Ranks
 
+COUNTER = "num_batches_tracked"  # ends the name of PyTorch's number of batches in statistics
+
 
 class Memories:
     """Vectors (K, ·) of the clients of those runs that keep any."""
@@ -160,7 +162,7 @@ class OwnParts:
 def counters(layout: Layout) -> Tensor:
     """Which of a layout's numbers (·,) count batches."""
     parts = zip(layout.names, layout.sizes, strict=True)
-    whole = [torch.full((size,), name.endswith("num_batches_tracked")) for name, size in parts]
+    whole = [torch.full((size,), name.endswith(COUNTER)) for name, size in parts]
     return torch.cat([torch.zeros(0, dtype=torch.bool), *whole])
 
 

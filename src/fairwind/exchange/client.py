@@ -111,11 +111,16 @@ class LocalClient:
         if settings.engine == "auto" and settings.precision != "bf16" and not on_gpu:
             settings = replace(settings, engine="loop")  # trying to stack takes a second of a core
         settings = replace(settings, participation=1.0, clients_per_round=None)
+        federation = only(task.federation, client or 0)
+        try:
+            federation = federation.arranged(columns or {}, "the server's")
+        except InputError as error:  # which names columns, and quotes no data
+            raise RefusedError(str(error)) from None
         runs = [Run(algorithm.name, algorithm, seed)]
         check_runs(runs, settings)
         self.engine = build_engine(
             {seed: build(task.model, seed)},
-            only(task.federation, client or 0).arranged(columns or {}, "the server's"),
+            federation,
             runs,
             settings,
             loss=task.loss,

@@ -72,6 +72,8 @@ def check_judged(judged: Judged, scores: Sequence[Score], lowest: float = -math.
     for size in (judged.size, judged.train_size):
         if not 0 <= size < 2**53 or size != int(size):
             raise RefusedError(f"it tells of {size:.3g} samples")
+    if judged.size and not math.isfinite(judged.loss):
+        raise RefusedError(f"its loss is {judged.loss}, which is not finite")
     if judged.size and judged.loss < lowest - ROUNDING:
         raise RefusedError(f"its loss is {judged.loss:.3g}, which is negative")
     for score in scores:
@@ -80,11 +82,11 @@ def check_judged(judged: Judged, scores: Sequence[Score], lowest: float = -math.
         value = judged.scores[score.name]
         low, high = (lowest, math.inf) if score.is_loss else score.limits
         undefined = math.isnan(value) and score.kind != "accuracy"
+        if judged.size and math.isinf(value):
+            raise RefusedError(f"its {score.name} is {value}, which is not finite")
         if judged.size and not (undefined or low - ROUNDING <= value <= high + ROUNDING):
             what = "no percentage" if score.kind == "accuracy" else f"not from {low:g} to {high:g}"
             raise RefusedError(f"its {score.name} is {value:.3g}, which is {what}")
-        if judged.size and score.kind == "accuracy" and math.isnan(judged.loss):
-            raise RefusedError("its loss is NaN")
     further = None if judged.further is None else check_judged(judged.further, scores, lowest)
     known = {score.name: judged.scores[score.name] for score in scores}
     return Judged(int(judged.size), int(judged.train_size), judged.loss, known, further, judged.tag)

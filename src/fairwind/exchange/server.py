@@ -3,7 +3,7 @@
 import json
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from fairwind.aggregation import (
     counts_clients,
     first_state,
     makes_finite,
+    refuses,
     usable_clients,
 )
 from fairwind.contract import (
@@ -31,7 +32,7 @@ from fairwind.contract import (
 )
 from fairwind.engine.checkpoint import Checkpoint
 from fairwind.engine.layout import Division, Layout
-from fairwind.engine.memory import counters, mean_statistics
+from fairwind.engine.memory import COUNTER, counters, mean_statistics
 from fairwind.errors import InputError, whole
 from fairwind.exchange.accounting import ALL, Accountant
 from fairwind.exchange.bounds import UNBOUNDED, Bounds, Seen, within
@@ -74,7 +75,6 @@ from fairwind.exchange.releases import Release, Releases
 from fairwind.robust.defence import defended
 
 MANY = 10  # clients that are capped in a round: then they are counted in its log, not named
-BATCHES = 2.0**-30  # of a number of batches beside other statistics, so that it has no part in their lengths
 
 
 @dataclass
@@ -181,7 +181,6 @@ class Aggregator:
             self.statistics_layout = division.averaged_part
         self.statistics = torch.empty(0) if statistics is None else statistics.detach().cpu().clone()
         self.counters = counters(self.statistics_layout)
-        self.units = torch.where(self.counters, BATCHES, 1.0)
         self.keeps = keeps(algorithm) or (division is not None and bool(division.kept))
         if codec is not None and privacy is not None:  # what was left out tells who took part before
             raise InputError("privacy is for clients that keep nothing between rounds: leave out codec")
@@ -197,7 +196,7 @@ class Aggregator:
         self.round = 0  # rounds that are over
         self.seen = Seen()
         self.first_losses: dict[str, float] = {}  # by client
-        self.first_sum = 0.0, 0.0  # their sum and number in the last round, where only sums are sent
+        self.first_sum = 0.0, 0.0  # their sum and number in the last round of a secure sum
         self.kept: dict[str, int] = {}  # by client that keeps a vector: its last round that counted
         self.numbers: dict[str, int] = {}  # of clients, among all, as they came
         self.left_out, self.stalled = 0, 0
@@ -226,7 +225,8 @@ class Aggregator:
         self.sum = (
             PrivateSum(len(self.x), sums, self.privacy) if self.privacy else self._sum(sums, self.last_mean)
         )
-        self.statistics_sum = self._sum(1, torch.zeros(len(self.statistics), dtype=torch.float64))
+        batches, others = int(self.counters.sum()), int((~self.counters).sum())
+        self.statistics_sum = self._sum(1 + batches, torch.zeros(others, dtype=torch.float64))
         self.phase: Phase = "gradient" if corrects(self.algorithm) else "train"
         self.second = CappedSum(len(self.x), 1, self.bounds.limits)
         self.gradient: Capped | None = None  # the clients' gradients, where they correct steps
@@ -318,7 +318,7 @@ class Aggregator:
         if self.privacy:
             return None
         known = within(list(self.first_losses.values()), self.bounds.loss0)
-        summed, count = (sum(known), len(known)) if self.sends == "report" else self.first_sum
+        summed, count = (sum(known), len(known)) if known else self.first_sum
         return summed / count if count else None
 
     def tag(self, phase: Phase | None = None) -> Tag:
@@ -379,14 +379,16 @@ class Aggregator:
     def _add(self, client: str, reply: Reply) -> None:
         if self.gradient is not None and client not in self.measured:
             raise RefusedError("it sent no gradient before")
-        statistics = self._read_statistics(reply.arrays)
+        statistics, batches = self._read_statistics(reply.arrays)
         others = {n: a for n, a in reply.arrays.items() if n not in self.statistics_layout.names}
         vector, length = self.form.update(others)
         numbers = self.form.checked(reply.numbers)
         second = self._read_second(reply.second)
         if self.sends == "sums":
             term = Term(client, 1.0, vector, tuple(numbers[name] for name in self.sums._fields), length)
+            first = self._read_first(client, numbers)
             self.sum.add(self._checked(term))
+            self.new_first_losses |= first
         else:
             said = to_report(numbers, length)
             if "loss0" in numbers and client in self.first_losses:  # it is held to what it said first
@@ -396,7 +398,7 @@ class Aggregator:
             if second is not None:
                 memory = isinstance(self.algorithm, MemoryAlgorithm)
                 added = _second_term(client, 1.0 if memory else float(believed.size), *second)
-            beside = _second_term(client, float(believed.size), statistics, float(statistics.norm()))
+            beside = _second_term(client, float(believed.size), statistics, float(statistics.norm()), batches)
             self._weigh(client, believed, vector, length)
             if added is not None:
                 self.second.add(added)
@@ -410,19 +412,30 @@ class Aggregator:
         if LOST in numbers and client in self.kept:
             self.current.lost[client] = self.kept[client]
         self.current.used += 1
-        if self.sends == "sums" and FIRST[0] in numbers:
-            summed, count = self.new_first
-            self.new_first = summed + numbers[FIRST[0]], count + numbers[FIRST[1]]
 
-    def _read_statistics(self, arrays: Arrays) -> Tensor:
-        """By how much the averaged statistics in a reply differ from those that were sent."""
+    def _read_first(self, client: str, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The first loss beside a client's sums, where the algorithm has any."""
+        if FIRST[0] not in numbers:
+            return {}
+        loss, count = (numbers[name] for name in FIRST)
+        if count != 1:
+            raise RefusedError(f"it tells of {count:.3g} first losses, and has one")
+        if refuses(self.algorithm, loss0=loss):
+            raise RefusedError(f"its first loss is {loss:.3g}, with which the algorithm can do nothing")
+        return {client: loss}
+
+    def _read_statistics(self, arrays: Arrays) -> tuple[Tensor, list[float]]:
+        """By how much the averaged statistics in a reply differ from those sent; and numbers of batches."""
         if not len(self.statistics):
-            return self.statistics
+            return self.statistics, []
         found = vector_of(self.statistics_layout, arrays).double()
         for name, part in self.statistics_layout.unflatten(found).items():
             if name.endswith("running_var") and (part < 0).any():
                 raise RefusedError(f"{name!r} is negative")
-        return (found - self.statistics) * self.units
+        change, said = found - self.statistics, found[self.counters]
+        if bool(((change[self.counters] < 0) | (said != said.round()) | (said >= 2**53)).any()):
+            raise RefusedError("its numbers of batches are not whole, or smaller than those that it was sent")
+        return change[~self.counters], change[self.counters].tolist()
 
     def _weigh(self, client: str, report: Report, update: Tensor, length: float) -> None:
         """Adds a client's contribution, computed from its report within the bounds; or holds its update."""
@@ -473,8 +486,9 @@ class Aggregator:
         sums = tuple(found[name] for name in self.sums._fields)
         self.secret = Capped(total, sums, clients, [{} for _ in (*sums, total)], "nobody who is known")
         self.current.used = clients
-        if FIRST[0] in found:
-            self.new_first = found[FIRST[0]], found[FIRST[1]]
+        summed, count = (found.get(name, 0.0) for name in FIRST)
+        if count > clients / 2 and not refuses(self.algorithm, loss0=summed / count):
+            self.new_first = summed, count
 
     def finish(self) -> Round:
         """The algorithm's step with what has arrived, and the next round; or the same, if too few replied."""
@@ -498,7 +512,8 @@ class Aggregator:
             who = f"; {capped.largest} has the largest share in it" if capped.largest else ""
             done.moved, done.blame = moved, "" if moved else f"the step is not finite{who}"
         if len(self.statistics) and (found := self.statistics_sum.finish()).clients:
-            self._note_caps(found, "statistics' weight", "statistics")
+            names = (name for name in self.statistics_layout.names if name.endswith(COUNTER))
+            self._note_caps(found, "statistics' weight", "statistics", *names)
             self._move_statistics(found)
         for client, report in self.reported.items():
             self.seen.note(client, report)
@@ -517,8 +532,11 @@ class Aggregator:
 
     def _move_statistics(self, found: Capped) -> None:
         """Adds the mean of what clients' statistics differ by from the server's, unless it is not finite."""
-        weight = torch.tensor(found.sums[0], dtype=torch.float64)
-        mean = (weight * self.statistics.double() + found.total / self.units) / weight
+        sums = torch.tensor(found.sums, dtype=torch.float64)
+        weight, total = sums[0], sums[0] * self.statistics.double()
+        total[~self.counters] += found.total
+        total[self.counters] += sums[1:]
+        mean = total / weight
         mean = mean_statistics(mean, torch.ones_like(weight), self.counters).to(self.statistics.dtype)
         for name, part in self.statistics_layout.unflatten(mean).items():
             if name.endswith("running_var"):
@@ -682,11 +700,13 @@ def _averages(algorithm: AnyAlgorithm) -> bool:
     return isinstance(algorithm, CohortAlgorithm) and algorithm.averaged_model is not None
 
 
-def _second_term(client: str, weight: float, vector: Tensor, length: float) -> Term:
-    """A client's second vector, to be added up."""
-    if not math.isfinite(weight * length):
+def _second_term(
+    client: str, weight: float, vector: Tensor, length: float, numbers: Sequence[float] = ()
+) -> Term:
+    """A client's second vector, to be added up, with further numbers that are averaged."""
+    if not math.isfinite(weight * max(length, *numbers, 0.0)):
         raise RefusedError(f"its second vector, of norm {length:.3g}, is too large to be weighed")
-    return Term(client, weight, vector, (weight,), length)
+    return Term(client, weight, vector, (weight, *(weight * number for number in numbers)), length)
 
 
 def _mean(gradients: Capped) -> Tensor:

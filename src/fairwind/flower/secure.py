@@ -46,6 +46,7 @@ from fairwind.flower.strategy import AlgorithmStrategy
 from fairwind.task import Task
 
 FEWEST = 2  # nodes of a sum: a single one's would be its own
+ROUNDING = 1e-9  # of a mean of ones
 MOST = 1000  # clients: 2³² / 2²², less some room
 RELEASED: dict[Phase, What] = {"scales": "magnitudes", "train": "secure sum"}
 
@@ -98,6 +99,7 @@ def _vector_of(message: Message, context: Context, client_of: ClientOf) -> Messa
     else:
         vector = pack(reply, client.sums_form, tuple(json.loads(str(said["scales"]))))
     tag: dict[str, Any] = {**request.tag._asdict()}
+    vector = np.append(vector, 1.0)  # so that the mean ends with a one, if it is unmasked rightly
     done = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([vector]), 1, tag)
     return Message(compat.fitres_to_recorddict(done, keep_input=False), reply_to=message)
 
@@ -228,8 +230,11 @@ class _Attempt:
     def aggregate_fit(
         self, server_round: int, results: list[Any], failures: list[Any]
     ) -> tuple[None, dict[str, Any]]:
-        """Takes the mean."""
-        self.mean = np.asarray(parameters_to_ndarrays(results[0][1].parameters)[0], dtype=np.float64)
+        """Takes the mean, unless what it ends with tells that masks are left in it."""
+        mean = np.asarray(parameters_to_ndarrays(results[0][1].parameters)[0], dtype=np.float64)
+        if not abs(mean[-1] - 1.0) < ROUNDING:
+            raise ValueError("masks are left in the sum")
+        self.mean = mean[:-1]
         return None, {}
 
     # ---- what it takes for a grid ----
@@ -287,7 +292,7 @@ class _Attempt:
         if self.phase == "train":
             length = self.aggregator.layout.parameters + 2 * numbers + 2
         arrays = [bytes_to_ndarray(each) for each in said[Key.MASKED_PARAMETERS]]
-        return [(a.dtype.kind, a.shape) for a in arrays] == [("i", (1,)), ("i", (length,))]
+        return [(a.dtype.kind, a.shape) for a in arrays] == [("i", (1,)), ("i", (length + 1,))]
 
 
 class _Workflow(SecAggPlusWorkflow):
@@ -305,7 +310,11 @@ class _Workflow(SecAggPlusWorkflow):
         try:
             return bool(super().unmask_stage(grid, context, state))
         except Exception as error:  # whatever Flower makes of parts of keys that do not fit together
-            LOG.warning("nothing is unmasked, with what nodes sent of keys: %s", type(error).__name__)
+            LOG.warning(
+                "round %d: the sum is not used, because parts of keys that nodes sent do not fit (%s)",
+                self.attempt.aggregator.round + 1,
+                type(error).__name__,
+            )
             return False
 
     def _check_threshold(self, state: Any) -> bool:
