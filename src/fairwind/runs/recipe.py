@@ -131,7 +131,7 @@ class Recipe:
         """
         settings, rehearsal = simulation.settings, None
         # The last bits of what a setup generates depend on the processor
-        generated = task.source.partition(":")[0] in setups.SETUPS and not task.federation.origin
+        generated = self.setup.partition(":")[0] in setups.SETUPS and not task.federation.origin
         if rehearse:
             given = _starts(simulation) | ({DATA: _samples(task.federation)} if generated else {})
             rehearsal = rehearsed(task, settings.solver, simulation.federation).beginning_with(**given)
