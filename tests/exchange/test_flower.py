@@ -218,7 +218,11 @@ def test_nor_is_one_that_starts_with_another_model_or_has_other_scores_or_column
         FederatedRun(tmp_path, owner_of(server, evaluations, **given), server, evaluations).close()
 
     x = server.x.clone()
-    others = [(x + 0.01,), (x, scores.f1), (x, scores.accuracy, {"inputs": ("age", "weight")})]
+    others: list[tuple[Any, ...]] = [
+        (x + 0.01,),
+        (x, scores.f1),
+        (x, scores.accuracy, {"inputs": ("age", "weight")}),
+    ]
     for same in (x, x * (1 + 1e-7)):  # other machines round otherwise
         begun(same)
     for other in others:
