@@ -131,6 +131,48 @@ def test_what_is_no_task_is_refused_by_name(own: Path, name: str, said: str, tmp
     assert "\n" not in str(caught.value)
 
 
+IMPORTS = {
+    "at once": "from {} import rate\ndef algorithm(): return fw.algorithms.fedavg(lr=rate)\n",
+    "when called": "def algorithm():\n    from {} import rate\n    return fw.algorithms.fedavg(lr=rate)\n",
+    "later": "def algorithm(): return fw.algorithms.fedavg()\ndef late():\n    from {} import rate\n",
+}
+
+
+@pytest.mark.parametrize("second", ["at once", "when called"])
+@pytest.mark.parametrize("first", IMPORTS)
+@pytest.mark.parametrize("form", ["{}.py", "{}/__init__.py", "{}/part.py"])
+def test_two_files_do_not_share_a_module_of_one_name(
+    first: str, second: str, form: str, tmp_path: Path
+) -> None:
+    from fairwind.runs.references import load_algorithm
+
+    helper = f"helper_{abs(hash((first, second, form)))}"
+    name = f"{helper}.part" if "part" in form else helper
+    for folder, code, rate in (("one", IMPORTS[first], 0.5), ("two", IMPORTS[second], 0.25)):
+        file = tmp_path / folder / form.format(helper)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"rate = {rate}\n")
+        (tmp_path / folder / "mine.py").write_text("import fairwind as fw\n" + code.format(name))
+    load_algorithm(f"{tmp_path}/one/mine.py:algorithm")
+    for _ in range(2):  # also if it is tried again
+        with pytest.raises(fw.InputError, match=f"(one|two) both have a module '{helper}'"):
+            load_algorithm(f"{tmp_path}/two/mine.py:algorithm")
+    for module in [module for module in sys.modules if module.startswith(helper)]:
+        del sys.modules[module]
+
+
+def test_files_of_one_folder_share_its_modules_and_other_folders_have_their_own(tmp_path: Path) -> None:
+    from fairwind.runs.references import load_algorithm
+
+    code = "import fairwind as fw\nfrom {} import rate\nalgorithm = fw.algorithms.fedavg(lr=rate)\n"
+    for folder, helper, rate in (("one", "helper_of_one", 0.5), ("two", "helper_of_two", 0.25)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{helper}.py").write_text(f"rate = {rate}\n")
+        for name in ("mine.py", "further.py"):
+            (tmp_path / folder / name).write_text(code.format(helper))
+            assert load_algorithm(f"{tmp_path / folder / name}:algorithm").name == f"fedavg:lr={rate}"
+
+
 def test_a_file_that_cannot_be_loaded_says_where(tmp_path: Path) -> None:
     from fairwind.runs.references import is_reference, load_task
 

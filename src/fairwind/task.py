@@ -50,9 +50,8 @@ class Task:
     """Rounds of training, unless a call says otherwise."""
     name: str = ""
     """Its name in results and on report pages; the federation's name if not given."""
-    source: str = field(default="", init=False, repr=False)
-    """How the command line finds it: a setup such as cifar10:beta=0.1, or FILE.py:NAME. Empty for a task made
-    in Python, as a changed copy of a setup's is, too."""
+    _found: tuple[str, str] = field(default=("", ""), init=False, repr=False, compare=False)
+    """How the command line found it, and the digest of its data then."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.federation, Federation):
@@ -79,9 +78,18 @@ class Task:
         """Which of the model's tensors are averaged."""
         return Sharing(self.personal, self.batch_norm)
 
+    @property
+    def source(self) -> str:
+        """How the command line finds it: a setup such as cifar10:beta=0.1, or FILE.py:NAME.
+
+        Empty for a task made in Python, as a changed copy of a setup's is, or one with data changed in place.
+        """
+        source, digest = self._found
+        return source if source and self.federation.digest() == digest else ""
+
     def sourced(self, source: str) -> "Task":
         """The same task, as found by the command line; without a name of its own it has its source's."""
         name = source.rpartition("/")[2] if self.name == Federation.name else self.name
         found = replace(self, name=name)
-        object.__setattr__(found, "source", source)
+        object.__setattr__(found, "_found", (source, self.federation.digest()))
         return found

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from conftest import CLASSES, FEATURES
-from fairwind import Federation, InputError, Settings, Solver, algorithms
+from fairwind import Federation, InputError, Settings, Solver, Task, algorithms
 from fairwind.engine.executor import Run
 from fairwind.engine.simulation import Simulation
 from fairwind.engine.solver import Method
 from fairwind.runs.recipe import to_jsonable
+from fairwind.runs.rehearsal import rehearsed
 from simulations import assert_together, dropout_model, simulation
 
 SOLVERS = {
@@ -121,9 +122,12 @@ def test_a_parameter_without_dimensions_is_clipped_with_the_others(ragged: Feder
 def test_an_optimizer_that_cannot_train_the_model_is_refused(
     ragged: Federation, optimizer: Any, said: str
 ) -> None:
-    s = simulation(ragged, ["fedavg"], [0], solver=Solver(optimizer=optimizer), engine="loop")
+    solver = Solver(optimizer=optimizer)
+    s = simulation(ragged, ["fedavg"], [0], solver=solver, engine="loop")
     with pytest.raises(InputError, match=said):
         s.step()
+    with pytest.raises(InputError, match=said):  # as where the task is kept in a directory
+        rehearsed(Task(lambda: nn.Linear(FEATURES, CLASSES), ragged, solver=solver), solver)
 
 
 @pytest.mark.parametrize(

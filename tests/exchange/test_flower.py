@@ -207,6 +207,30 @@ def test_nor_is_one_of_another_algorithm_with_the_same_name(task: Task, tmp_path
         begun("fedavg:lr=0.5")
 
 
+def test_nor_is_one_that_starts_with_another_model_or_has_other_scores_or_columns(
+    task: Task, tmp_path: Path
+) -> None:
+    server = Exchange(task, "fedavg").server
+
+    def begun(x: torch.Tensor, score: Any = scores.accuracy, columns: Any = None) -> None:
+        server.begin_from(x)
+        evaluations = Evaluations([score], "mine", 0, server.algorithm)
+        given: dict[str, Any] = {"task": "hospitals", "clients_per_round": None, "columns": columns}
+        FederatedRun(tmp_path, owner_of(server, evaluations, **given), server, evaluations).close()
+
+    x = server.x.clone()
+    others: list[tuple[Any, ...]] = [
+        (x + 0.01,),
+        (x, scores.f1),
+        (x, scores.accuracy, {"inputs": ("age", "weight")}),
+    ]
+    for same in (x, x * (1 + 1e-7)):  # other machines round otherwise
+        begun(same)
+    for other in others:
+        with pytest.raises(InputError, match="holds another training"):
+            begun(*other)
+
+
 @pytest.mark.slow
 def test_commands_say_how_to_go_on_with_a_federations_directory(task: Task, tmp_path: Path) -> None:
     def stop(number: int, arrays: ArrayRecord) -> None:

@@ -17,6 +17,7 @@ from fairwind.errors import InputError
 from fairwind.runs.files import RECIPE, RESULTS, is_sealed, read_json, sealed, write_json
 from fairwind.runs.recipe import algorithm_digest, build_algorithm, task_digests
 from fairwind.runs.rehearsal import Rehearsal, rehearsed
+from fairwind.runs.spec import parameters
 from fairwind.study import read_runs
 
 QUICK: dict[str, Any] = {"rounds": 2, "progress": False, "compile": "off"}
@@ -197,9 +198,48 @@ def test_an_algorithm_that_computes_something_else_is_another_also_under_its_own
             fw.compare(own_task(), other._replace(name="mine"), **given)
 
 
-def test_algorithms_that_differ_have_other_digests() -> None:
-    specs = [*REGISTRY, "adafedadam:alpha=2", "adafedadam:warmup=3", "mime:beta=0.5", "ditto:lam=0.5"]
+UNSEEN = {("adafedadam", "eps"), ("fedadam", "eps")}  # at 1e-8 it changes steps as little as rounding
+OTHERS: dict[Any, Any] = {None: 1.0, True: "false", 6: 3, "silo": "device", "weibull": "normal"}
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_parameter_changes_an_algorithms_digest(name: str) -> None:
+    specs = [name]
+    for parameter, (_, value) in parameters(REGISTRY[name]).items():
+        if (name, parameter) not in UNSEEN:
+            halves = isinstance(value, float) and value > 0
+            other = value / 2 if halves else OTHERS.get(value, 0.5)
+            specs.append(f"{name}:{parameter}={other}")
     assert len({algorithm_digest(build_algorithm(spec)) for spec in specs}) == len(specs)
+
+
+def clamped(least: float) -> Any:
+    """FedAvg whose server leaves out what is below a bound."""
+    mean = fw.algorithms.fedavg()
+    return mean._replace(server=lambda x, s, total, sums: mean.server(x, s, total.clamp(min=least), sums))
+
+
+def sized(power: float) -> Any:
+    """FedAvg that weighs clients otherwise that have more than 400 samples."""
+    mean = fw.algorithms.fedavg()
+
+    def client(r: fw.Report) -> Any:
+        return mean.client(r._replace(size=torch.where(r.size > 400, r.size**power, r.size)))
+
+    return mean._replace(client=client)
+
+
+def without_conflicts() -> Any:
+    """FedFV that projects nothing."""
+    plain = fw.algorithms.fedfv()
+    return plain._replace(weigh=lambda s, cohort, gram: plain.weigh(s, cohort, gram.clamp(min=0)))
+
+
+def test_algorithms_that_differ_have_other_digests() -> None:
+    specs = [*REGISTRY, "propfair:near=0.05", "propfair:near=0.45", "fedfv:alpha=0.3"]
+    made = [*map(build_algorithm, specs), clamped(0), sized(0.5), without_conflicts()]
+    assert len({algorithm_digest(each) for each in made}) == len(made)
+    assert algorithm_digest(clamped(-torch.inf)) == algorithm_digest(fw.algorithms.fedavg())
 
 
 def test_a_studys_own_task_is_known_by_its_optimizer_and_schedule_too() -> None:

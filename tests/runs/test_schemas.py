@@ -58,7 +58,9 @@ def federated_run(out: Path, spec: str, **options: Any) -> Path:
     task = fw.Task(lambda: nn.Linear(4, 2), fw.Federation.from_clients(clients))
     exchange = Exchange(task, spec, **options)
     evaluations = Evaluations([fw.scores.accuracy, fw.scores.f1], spec, 0, exchange.server.algorithm)
-    owner = owner_of(exchange.server, evaluations, task="hospitals", clients_per_round=None)
+    columns = {"inputs": tuple("abcd")}
+    given: dict[str, Any] = {"clients_per_round": None, "columns": columns}
+    owner = owner_of(exchange.server, evaluations, task="hospitals", **given)
     run = FederatedRun(out, owner, exchange.server, evaluations)
     exchange.round()
     judged = Judged(4, 16, 0.7, {"accuracy": 50.0, "f1": 0.5})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fairwind
 from command import ENV, called
@@ -180,3 +181,15 @@ def test_the_results_of_this_repository_are_sealed_and_whole() -> None:
     runs, passed = read_runs(Path(__file__).parents[2] / "results")
     assert passed == []
     assert len(runs) > 300
+
+
+def test_a_setup_changed_in_place_is_no_run_of_the_setup(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"rounds": 1, "progress": False, "compile": "off"}
+    task = fairwind.setup("synthetic:clients=3")
+    fairwind.compare(task, "fedavg", out=tmp_path / "as made", **given)
+    assert isinstance(task.federation.targets, torch.Tensor)
+    task.federation.targets.numpy()[:] = 0
+    fairwind.compare(task, "fedavg", out=tmp_path / "changed", **given)
+    runs, refused = read_runs(tmp_path)
+    assert [run.folder.name for run in runs] == ["as made"]
+    assert [each.why for each in refused] == ["cannot be used (its task was made in Python)"]

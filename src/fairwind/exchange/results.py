@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fairwind.data.values import ColumnNames
 from fairwind.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairwind.engine.settings import NUMBERS
 from fairwind.errors import InputError, damaged
 from fairwind.exchange.evaluation import Evaluations
 from fairwind.exchange.releases import FILES
@@ -28,15 +29,21 @@ from fairwind.runs.files import (
 )
 from fairwind.runs.folder import CHECKPOINTS, FEDERATED, held
 from fairwind.runs.recipe import algorithm_digest
+from fairwind.runs.rehearsal import GIVEN, STARTS, Rehearsal
 from fairwind.runs.results import results_of, run_row, timing
 from fairwind.runs.schema import FederatedConfig, FederationFacts, ResultsFile, TotalCost
 from fairwind.runs.seals import finish, history_lines
 
 
 def owner_of(
-    aggregator: Aggregator, evaluations: Evaluations, *, task: str, clients_per_round: int | None
+    aggregator: Aggregator,
+    evaluations: Evaluations,
+    *,
+    task: str,
+    clients_per_round: int | None,
+    columns: ColumnNames | None = None,
 ) -> FederatedConfig:
-    """Everything that determines the numbers of a training."""
+    """Everything that determines the numbers of a training, from the model that it starts with."""
     layout, privacy = aggregator.layout, aggregator.privacy
     owner: FederatedConfig = {
         "algorithm": evaluations.label,
@@ -47,7 +54,12 @@ def owner_of(
         "sends": aggregator.sends,
         "bounds": {name: str(value) for name, value in vars(aggregator.bounds).items()},
         "clients_per_round": clients_per_round,
+        "start": aggregator.start,
+        "scores": [score.name for score in evaluations.scores],
+        "numbers": NUMBERS,
     }
+    if columns:
+        owner["columns"] = _named(columns)
     if aggregator.clients is not None:
         owner["clients"] = aggregator.clients
     if aggregator.codec:
@@ -86,8 +98,11 @@ class FederatedRun:
         if recipe.exists():
             with damaged(lambda: f"{recipe} cannot be read", "put a copy of it there, or give another place"):
                 content = read_sealed(recipe)
-            if content.get(FEDERATED) != self.owner:
+            begun = content.get(FEDERATED) or {}
+            starts = [Rehearsal(GIVEN, {STARTS: each.get("start", [])}) for each in (begun, self.owner)]
+            if {**begun, "start": None} != {**self.owner, "start": None} or starts[0].differs(starts[1]):
                 raise InputError(f"{self.path} holds another training: give another place")
+            self.owner = begun  # whose start is the same up to rounding
         else:
             write_json(recipe, sealed({FEDERATED: self.owner}))
 
@@ -205,5 +220,9 @@ def _described(name: str, clients: dict[str, Tensor], columns: ColumnNames) -> F
         "largest": int(known.max()),
     }
     if columns:
-        facts["columns"] = {place: list(names) for place, names in columns.items()}
+        facts["columns"] = _named(columns)
     return facts
+
+
+def _named(columns: ColumnNames) -> dict[str, list[str]]:
+    return {place: list(names) for place, names in columns.items()}

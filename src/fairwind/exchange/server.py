@@ -73,6 +73,7 @@ from fairwind.exchange.message import (
 from fairwind.exchange.privacy import Privacy, PrivateSum
 from fairwind.exchange.releases import Release, Releases
 from fairwind.robust.defence import defended
+from fairwind.runs.rehearsal import fingerprint
 
 MANY = 10  # clients that are capped in a round: then they are counted in its log, not named
 
@@ -208,7 +209,7 @@ class Aggregator:
 
     def begin_from(self, x: Tensor) -> None:
         """Takes another first model (P,), before the first round."""
-        self.x = x
+        self.x, self.start = x, fingerprint([x, self.statistics])
         self.first_model = x.clone() if isinstance(self.algorithm, PersonalAlgorithm) else None
         self.last_mean = torch.zeros(len(x), dtype=torch.float64)  # of the round before, for defences
         state = first_state(self.algorithm, x, self.clients or 0)

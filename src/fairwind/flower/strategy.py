@@ -420,7 +420,9 @@ class AlgorithmStrategy(Strategy):
 
     def _owner(self) -> FederatedConfig:
         trained = self.aggregator, self.evaluations
-        owner = owner_of(*trained, task=self.task, clients_per_round=self.nodes.per_round)
+        owner = owner_of(
+            *trained, task=self.task, clients_per_round=self.nodes.per_round, columns=self.columns
+        )
         if self.selection != "uniform":
             owner["selection"] = self.selection
         return owner
@@ -429,7 +431,7 @@ class AlgorithmStrategy(Strategy):
         evaluations = self.evaluations
         name = run_name(self.task) if self.out is None else self.out.resolve().name
         runs = [(evaluations.label, evaluations.seed)]
-        settings = {k: v for k, v in self._owner().items() if k != "parameters"}
+        settings = {k: v for k, v in self._owner().items() if k not in ("parameters", "start")}
         self.tracking.start(name, settings, runs, evaluations.history, self.out)
 
     def _report(self) -> Path | None:

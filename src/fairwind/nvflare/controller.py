@@ -97,7 +97,8 @@ class AlgorithmController(FedAvg):
         claims: Any = {"bounds": bounds or Bounds(), "lowest": lowest_loss(task)}
         self.evaluations = Evaluations(scores, label, self.seed, self.aggregator.algorithm, **claims)
         trained = self.aggregator.server, self.evaluations
-        owner = owner_of(*trained, task=task.name, clients_per_round=self.clients_per_round)
+        about = {"columns": self.aggregator.columns, "clients_per_round": self.clients_per_round}
+        owner = owner_of(*trained, task=task.name, **about)
         self.kept = None if self.out is None else FederatedRun(Path(self.out), owner, *trained)
         server, self.wanted = self.aggregator.server, self.num_rounds
         try:

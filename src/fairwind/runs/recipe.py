@@ -131,7 +131,7 @@ class Recipe:
         """
         settings, rehearsal = simulation.settings, None
         # The last bits of what a setup generates depend on the processor
-        generated = task.source.partition(":")[0] in setups.SETUPS and not task.federation.origin
+        generated = self.setup.partition(":")[0] in setups.SETUPS and not task.federation.origin
         if rehearse:
             given = _starts(simulation) | ({DATA: _samples(task.federation)} if generated else {})
             rehearsal = rehearsed(task, settings.solver, simulation.federation).beginning_with(**given)
@@ -447,23 +447,40 @@ def task_digests(task: Task, seeds: Iterable[int], rounds: int) -> dict[str, str
 
 
 def algorithm_digest(algorithm: AnyAlgorithm) -> str:
-    """SHA-256 of an algorithm's results in some rounds of made-up reports, to eight digits."""
+    """SHA-256 of an algorithm's results in some rounds of made-up reports, to six digits.
+
+    They are far apart, so that clients conflict, and what is done beyond a threshold is seen.
+    """
     draw = torch.Generator().manual_seed(0)
 
-    def numbers(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=draw, dtype=torch.float64) + 0.5
+    def reports(clients: int, decades: float, scale: float = 1.0) -> Report:
+        spread = torch.rand(len(Report._fields), clients, generator=draw, dtype=torch.float64) - 0.5
+        size, steps = (torch.randint(1, most, (clients,), generator=draw).double() for most in (500, 50))
+        return Report(*(scale * 10 ** (2 * decades * spread)))._replace(size=size, steps=steps)
 
-    x = numbers(5)
-    state, fields = first_state(algorithm, x, 3), algorithm._asdict()
+    x, shared = torch.randn(2, 30, generator=draw, dtype=torch.float64)
+    state, fields = first_state(algorithm, x, 20), algorithm._asdict()
     averaged = fields.get("averaged_model")
     told = {n: value for n, value in fields.items() if n != "name" and isinstance(value, str | float | int)}
-    found = [type(algorithm).__name__, json.dumps(told)]
-    for scale in (1, 1, 0.1, 1, 10, 1, 0.1, 1):  # small and large ones; a warm-up ends
-        report, delta = Report(*(scale * numbers(len(Report._fields), 3))), numbers(3, 5)
-        computed = client_numbers(algorithm, state, report)
-        x, state, _ = rehearse(algorithm, x, state, report, delta)
-        further = () if averaged is None else (averaged(state),)
-        for value in (*computed, x, *state, *further):
-            # What is zero but for rounding is zero
-            found += [f"{n:.7e}" if abs(n) > 1e-12 else "0" for n in value.double().reshape(-1).tolist()]
-    return hashlib.sha256(" ".join(found).encode()).hexdigest()
+    seen = hashlib.sha256(f"{type(algorithm).__name__} {json.dumps(told)}".encode())
+    values = client_numbers(algorithm, state, reports(10000, 3))
+    values += client_numbers(algorithm, state, Report(*torch.zeros(len(Report._fields), 1)))
+    for scale, absent in ((1, 0), (1, 16), (0.1, 2), (1, 17), (10, 2), (0.01, 10)) * 3:  # a warm-up ends
+        report, delta = reports(20, 1, scale), torch.randn(20, 31, generator=draw, dtype=torch.float64)
+        report.size[:absent] = 0
+        x, state, _ = rehearse(
+            algorithm, x, state, report, scale * (delta[:, :30] + 2 * delta[:, 30:] * shared)
+        )
+        values += [*client_numbers(algorithm, state, report), x, *state]
+        values += () if averaged is None else (averaged(state),)
+    for value in values:
+        seen.update(_bytes(_rounded(value.double())))
+    return seen.hexdigest()
+
+
+def _rounded(value: Tensor) -> Tensor:
+    """To six digits; what is zero but for rounding is zero."""
+    value = value.nan_to_num(nan=1e300)
+    least = 1e-12 * value.abs().amax().clamp(min=1) if value.numel() else 0
+    mantissa, exponent = torch.frexp(torch.where(value.abs() > least, value, 0))
+    return torch.ldexp((mantissa * 2**20).round() / 2**20, exponent) + 0.0

@@ -14,6 +14,8 @@ from fairwind.contract import AnyAlgorithm, is_algorithm
 from fairwind.errors import InputError, first_line, unknown
 from fairwind.task import Task
 
+FOLDERS: set[Path] = set()  # of users' files, where these find what they import
+
 
 def is_reference(text: str) -> bool:
     """Whether a text refers to an object in a file or module, and is not a spec."""
@@ -53,7 +55,9 @@ def not_an_algorithm(text: str, kind: str) -> InputError:
 
 def _load(text: str, kind: str) -> Any:
     with chdir(os.getcwd()):  # afterwards back to it: a user's os.chdir must not move the command's paths
-        return _found(text, kind)
+        found = _found(text, kind)
+    _check_imports()
+    return found
 
 
 def _found(text: str, kind: str) -> Any:
@@ -125,8 +129,9 @@ def _module(place: str, kind: str) -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # needed by pickle, and for files imported twice
+        _check_imports(path.parent.resolve())
         sys.path.insert(0, str(path.parent))  # for imports from its own folder
+        sys.modules[name] = module  # needed by pickle, and for files imported twice
         try:
             spec.loader.exec_module(module)
         except BaseException:
@@ -140,6 +145,23 @@ def _module(place: str, kind: str) -> ModuleType:
         raise InputError(
             f"{place} cannot be loaded{where}: {type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def _check_imports(*new: Path) -> None:
+    """Refuses modules of one name in the folders of two files: an import would find the first for both."""
+    folders = FOLDERS | {Path.cwd().resolve(), *new}
+    for name in [name for name in sys.modules if "." not in name]:
+        file = getattr(sys.modules[name], "__file__", None)
+        parts = list(getattr(sys.modules[name], "__path__", [])) or [file]
+        home = Path(parts[0]).resolve().parent if parts[0] else None
+        for folder in (FOLDERS | {*new}) - {home} if home in folders else ():
+            places = [f"{name}.py", f"{name}/__init__.py", *([] if file else [name])]
+            if any((folder / place).exists() for place in places):
+                raise InputError(
+                    f"{home} and {folder} both have a module {name!r}, and Python would import one of them "
+                    "for both: rename one"
+                )
+    FOLDERS.update(new)
 
 
 def _line(error: BaseException, place: str) -> str:

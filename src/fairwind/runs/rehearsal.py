@@ -173,8 +173,9 @@ def _stepped(plain: PlainModel, inputs: Any, targets: Any, solver: Solver) -> Fi
         for key in (1, 2):
             losses.append(plain.training_loss(inputs, targets, key))
             losses[-1].backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
+            with solver.explained():
+                optimizer.step()
+                optimizer.zero_grad()
     moved = [(now.detach() - then).reshape(-1) for now, then in zip(plain.weights, before, strict=True)]
     buffers = [buffer for buffer in plain.module.buffers() if buffer.is_floating_point()]
     return fingerprint([*losses, torch.cat(moved) if moved else [], buffers])

@@ -237,6 +237,10 @@ class FederatedConfig(TypedDict):
     sends: str
     bounds: dict[str, str]
     clients_per_round: int | None
+    start: NotRequired[list[list[float | None]]]
+    scores: NotRequired[list[str]]
+    numbers: NotRequired[int]
+    columns: NotRequired[dict[str, list[str]]]
     selection: NotRequired[str]
     clients: NotRequired[int]
     codec: NotRequired[str]
