@@ -12,8 +12,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +65,15 @@ def private(algorithm: Algorithm[Any, Any], make: Callable[[], Privacy]) -> Algo
     return algorithm._replace(init=init, client=client, server=server, name=f"{algorithm.name} private")
 
 
+def seeded(key: str, noise: float, delta: float, bounds: Mapping[str, float]) -> Callable[[], Privacy]:
+    """Makes the same privacy each time, whose noise begins anew."""
+
+    def make() -> Privacy:
+        return Privacy(noise=noise, delta=delta, draw=random.Random(key).randbytes, **bounds)
+
+    return make
+
+
 def runs_of(
     noises: Iterable[float], seeds: Iterable[int], delta: float
 ) -> dict[tuple[str, float | None], Any]:
@@ -79,12 +87,7 @@ def runs_of(
         for noise in noises:
             runs = []
             for seed in seeds:
-
-                def make(key: str = f"{name} {noise} {seed}", noise: float = noise, **own: float) -> Privacy:
-                    draw = random.Random(key).randbytes
-                    return Privacy(noise=noise, delta=delta, draw=draw, **own)
-
-                made = partial(make, **bounds)
+                made = seeded(f"{name} {noise} {seed}", noise, delta, bounds)
                 runs.append(Run(f"{name} noise {noise}", private(plain, made), seed))
             found[name, noise] = made(), runs
     return found

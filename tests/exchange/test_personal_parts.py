@@ -84,12 +84,13 @@ def test_a_node_that_lost_its_part_begins_again_and_says_so() -> None:
 
 def test_a_reply_with_statistics_that_cannot_be_is_refused() -> None:
     exchange = Exchange(task_of("shared"), "fedavg", seed=3)
-    for spoil, why in (
+    cases: tuple[tuple[Any, str], ...] = (
         (lambda a: {n: v for n, v in a.items() if n != "1.running_var"}, "1.running_var' missing"),
         (lambda a: a | {"1.running_var": -np.abs(a["1.running_var"])}, "'1.running_var' is negative"),
         (lambda a: a | {"1.running_mean": a["1.running_mean"] * np.nan}, "not finite"),
         *((partial(with_batches, number=n), "numbers of batches") for n in (-1e30, -1, 0.5, 2.0**60)),
-    ):
+    )
+    for spoil, why in cases:
         reply = exchange.reply(0)
         assert why in exchange.server.accept("0", reply._replace(arrays=spoil(reply.arrays)))
         exchange.server.begin()

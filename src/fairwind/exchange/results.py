@@ -98,7 +98,7 @@ class FederatedRun:
         if recipe.exists():
             with damaged(lambda: f"{recipe} cannot be read", "put a copy of it there, or give another place"):
                 content = read_sealed(recipe)
-            begun = content.get(FEDERATED) or {}
+            begun: Any = content.get(FEDERATED) or {}
             starts = [Rehearsal(GIVEN, {STARTS: each.get("start", [])}) for each in (begun, self.owner)]
             if {**begun, "start": None} != {**self.owner, "start": None} or starts[0].differs(starts[1]):
                 raise InputError(f"{self.path} holds another training: give another place")

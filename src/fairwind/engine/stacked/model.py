@@ -282,7 +282,9 @@ class StackedModel:
         finite, revealing = True, True
         # Other padding changes nothing: to the bit, but for kernels that choose by values.
         other = torch.tensor([0, 1, 1], device=flat.device)
-        padded, *_ = self.gradients(self.whole.parts(flat), *(_at(part, other) for part in rows), mask, keys)
+        padded, *_ = self.gradients(
+            self.whole.parts(flat), _at(rows[0], other), _at(rows[1], other), mask, keys
+        )
         if not agree([g.value for g in padded if isinstance(g, Dense)], found, 1e-5):
             raise CannotStackError(INFLUENCE)
         for row, x in enumerate(flat):
