@@ -566,10 +566,11 @@ class Federation:
             new_clients=self.new_clients and self.new_clients.arranged(columns, whose),
         )
 
-    def narrowed(self, dtype: torch.dtype) -> "Federation":
-        """The same federation with floating-point inputs in another type; see `samples.narrowed`."""
-        new = self.new_clients and self.new_clients.narrowed(dtype)
-        return replace(self, inputs=narrowed(self.inputs, dtype, self.whose), new_clients=new)
+    def narrowed(self, dtype: torch.dtype, *, whole_only: bool = False) -> "Federation":
+        """The same federation with floating-point inputs in another type; see `samples.refuse_rounded`."""
+        new = self.new_clients and self.new_clients.narrowed(dtype, whole_only=True)  # as few may be alike
+        inputs = narrowed(self.inputs, dtype, self.whose, whole_only=whole_only)
+        return replace(self, inputs=inputs, new_clients=new)
 
     def whose(self, sample: int) -> str:
         """Begins a message on a sample with its client."""

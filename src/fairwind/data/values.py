@@ -231,6 +231,8 @@ def _array(given: Any, what: str) -> np.ndarray[Any, Any]:
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # PyTorch hardly supports these types
+        if array.size and array.max() >= 2**63:
+            raise OverflowError(f"{array.max()} is larger than any int64")
         array = array.astype(np.int64)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

@@ -113,7 +113,7 @@ def outputs_of(
     values = chain(module.parameters(), module.buffers())
     if any(m.training for m in module.modules()) or any(value.device != place for value in values):
         module = placed(module, place)
-    given = narrowed(inputs if count else take(like, slice(0, 1)), dtype_of(module))
+    given = narrowed(inputs if count else take(like, slice(0, 1)), dtype_of(module), whole_only=True)
     parts = []
     with matmul_precision("float32", place):
         for begin in range(0, max(count, 1), batch_size):
