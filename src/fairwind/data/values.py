@@ -40,6 +40,7 @@ class Table:
 
 ColumnNames = Mapping[str, Sequence[str]]
 """The names of the columns of tables, by where these are, as in "inputs", "inputs.ids" or "targets[0]"."""
+CLASSES = "classes"  # where names of classes are among those of columns
 
 
 @dataclass

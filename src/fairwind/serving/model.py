@@ -20,8 +20,6 @@ from fairwind.errors import InputError, first_line, whole
 from fairwind.runs.schema import Part
 from fairwind.task import Task
 
-COLUMNS = "fairwind_columns"  # a trained module's attribute: the names of the columns that it takes
-
 
 def trained(task: Task, seed: int, state: Mapping[str, Tensor], own: int | None = None) -> nn.Module:
     """The task's module with trained weights, on the CPU, in evaluation mode.
