@@ -170,8 +170,25 @@ def test_large_integers_are_compared_as_integers() -> None:
     large = [2**60 + i for i in range(4)]  # float64 holds none of their differences
     with pytest.raises(InputError, match="hold whole numbers such as 115292150460684"):
         Federation.from_frame(table(time=large), **FRAME)
-    with pytest.raises(InputError, match="larger than any int64"):
-        Federation.from_clients([(np.zeros((2, 1)), np.array([2**63 + 5, 1], dtype=np.uint64))])
+
+
+def test_integers_beyond_int64_are_refused_and_not_made_negative() -> None:
+    x, beyond = np.zeros((4, 1), dtype=np.float32), np.array([2**63 + 5, 1, 2, 3], dtype=np.uint64)
+    doors: list[Callable[[], object]] = [
+        lambda: Federation.from_clients([(x, beyond)]),
+        lambda: Federation.from_clients([(x, torch.from_numpy(beyond))]),
+        lambda: Federation.from_clients([(x, list(beyond))]),
+        lambda: Federation.from_frame(table(time=beyond), **FRAME),
+        lambda: Federation.from_frame(table(y=pd.array(beyond, dtype="UInt64")), **FRAME),
+        lambda: Federation.from_dataset(
+            Dataset.from_pandas(table(y=beyond)), client="who", inputs="x", targets="y"
+        ),
+    ]
+    for door in doors:
+        with pytest.raises(InputError, match="9223372036854775813 is larger than any int64"):
+            door()
+    small = torch.from_numpy(beyond[1:])
+    assert sorted(as_tensor(Federation.from_clients([(x[1:], small)]).targets).tolist()) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,8 @@ def _dense(given: Tensor, what: str) -> Tensor:
         raise InputError(f"{what} are a meta tensor, which holds no numbers: give one on a device")
     if hasattr(given, "get_mask"):
         raise InputError(f"{what} are a masked tensor: fill or drop what is masked, and give x.get_data()")
+    if given.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return _tensor(given.cpu().numpy()).to(given.device)
     return given.detach() if given.requires_grad else given
 
 
