@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairwind.data.values import ColumnNames
 from fairwind.engine.evaluation import EvaluatedModel
+from fairwind.engine.modules import COLUMNS
 from fairwind.engine.simulation import Simulation
 from fairwind.errors import InputError, first_line, in_range, needs_extra, python_numbers, unknown, whole
 from fairwind.intervals import Interval, paired_differences
@@ -31,7 +32,7 @@ from fairwind.runs.results import final_metrics
 from fairwind.runs.schema import Baseline, GroupAverage, HistoryLine, Metrics, Plan, Results, RunRow
 from fairwind.runs.seals import check_whole, read_history, read_results, with_history
 from fairwind.serving.export import ONNX, check_format, write_model, write_state
-from fairwind.serving.model import COLUMNS, outputs_of, read_inputs, samples_of, trained
+from fairwind.serving.model import outputs_of, read_inputs, samples_of, trained
 from fairwind.task import Task
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Result:
     path: Path | None = field(default=None, repr=False, compare=False)
     """The comparison's directory, if it was kept in one."""
     columns: ColumnNames = field(default_factory=dict, repr=False)
-    """The names of the columns that the model was trained on, where they have names."""
+    """The names of the columns that the model was trained on, and of classes, where they have names."""
 
     @cached_property
     def model(self) -> nn.Module:
@@ -148,7 +149,7 @@ class Result:
 
     @property
     def _columns(self) -> ColumnNames:
-        return self.columns or self._task.federation.columns
+        return self.columns or self._task.federation.meanings
 
     def _weights(self) -> dict[str, Tensor]:
         if not self.state_dict:
@@ -160,7 +161,7 @@ class Result:
         """The task that was given, or that the directory names, with its columns in the order of training."""
         task = self.task or self._found_task()
         federation = task.federation.arranged(self.columns, "those of training")
-        return replace(task, federation=federation) if federation.columns != task.federation.columns else task
+        return replace(task, federation=federation) if federation is not task.federation else task
 
     def _found_task(self) -> Task:
         if self.path is None:

@@ -1,7 +1,9 @@
 """Columns with names are matched by their names, at every door where data comes in; or they are refused."""
 
+import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from datasets import ClassLabel, Dataset, Features, List, Value
 from torch import nn
 
 from fairwind import Federation, InputError, Task, compare, evaluate, load, simulate
@@ -212,3 +215,78 @@ def test_a_site_of_a_real_federation_takes_the_servers_order() -> None:
     wrong = Federation.from_clients([(frame("age", "height"), LABELS)])
     with pytest.raises(RefusedError, match="missing: weight; not there: height"):  # the server is told why
         LocalClient(Task(model, wrong), algorithm, columns=columns)
+
+
+def classed(names: list[str]) -> Federation:
+    """Samples of "no" and "yes", the classes in an order."""
+    rows = {
+        "c": [0] * 4,
+        "x": [[-2.0], [2.0], [-1.0], [1.0]],
+        "y": [names.index(n) for n in ["no", "yes"] * 2],
+    }
+    kinds = Features({"c": Value("int64"), "x": List(Value("float32")), "y": ClassLabel(names=names)})
+    return Federation.from_dataset(
+        Dataset.from_dict(rows, kinds), client="c", inputs="x", targets="y", train=0.5
+    )
+
+
+def test_classes_in_another_order_are_refused() -> None:
+    same, other = (classed(names) for names in (["no", "yes"], ["yes", "no"]))
+    task = Task(nn.Linear(1, 2), same)
+    model = simulate(task, "fedavg", rounds=1).model
+    words = "class 0 is 'yes', and 'no' among"
+    doors: list[Callable[[], object]] = [
+        lambda: evaluate(model, other),
+        lambda: evaluate(nn.Sequential(model, nn.LogSoftmax(1)), other),
+        lambda: replace(same, new_clients=other),
+        lambda: simulate(Task(model, other), "fedavg", rounds=1),
+        lambda: simulate(Task(lambda: model, other), "fedavg", rounds=1),
+        lambda: LocalClient(Task(nn.Linear(1, 2), other), build("fedavg"), columns=same.meanings),
+    ]
+    for door in doors:
+        with pytest.raises(InputError, match=words):
+            door()
+    assert evaluate(model, classed(["no", "yes", "perhaps"])).clients == ["0"]  # 0 and 1 mean the same
+
+
+def test_a_trained_module_inside_another_takes_its_columns_by_name() -> None:
+    one, other = (
+        Federation.from_clients([{"train": (given, LABELS), "test": (given, LABELS)}])
+        for given in (FIRST, OTHER)
+    )
+    model = trained(one).model
+    inside = nn.Sequential(model, nn.LogSoftmax(1))
+    assert evaluate(inside, other).loss == evaluate(model, one).loss
+    for given in (model, inside, lambda: copy.deepcopy(inside)):
+        on = [simulate(Task(given, federation), "fedavg", rounds=1) for federation in (one, other)]
+        assert on[0].columns == on[1].columns == {"inputs": ["age", "weight"]}
+        for name, value in on[0].state_dict.items():
+            assert torch.equal(on[1].state_dict[name], value)
+        assert torch.equal(on[0].predict("0"), on[1].predict("0"))
+        assert torch.equal(on[0].predict(FIRST), on[1].predict(FIRST))
+    both = nn.Sequential(trained(one).model, trained(other).model)
+    with pytest.raises(InputError, match="parts that were trained on columns in several orders"):
+        evaluate(both, one)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_directory_of_other_names_is_refused(finished: bool, tmp_path: Path) -> None:
+    def task(columns: list[str]) -> Task:
+        return Task(
+            lambda: nn.Linear(2, 2), Federation.from_clients([(FIRST.set_axis(columns, axis=1), LABELS)])
+        )
+
+    budget: Any = {} if finished else {"time_budget": 1e-9}
+    compare(task(["age", "weight"]), ["fedavg"], seeds=[0], rounds=3, out=tmp_path / "run", **budget)
+    with pytest.raises(InputError, match="names of inputs, which were age, weight and are weight, age"):
+        compare(task(["weight", "age"]), ["fedavg"], seeds=[0], rounds=3, out=tmp_path / "run")
+    again = compare(task(["age", "weight"]), ["fedavg"], seeds=[0], rounds=3, out=tmp_path / "run")
+    assert again[0].columns["inputs"] == ["age", "weight"]
+
+
+def test_a_site_refuses_a_server_that_names_no_columns() -> None:
+    site = Federation.from_clients([(FIRST, LABELS)])
+    with pytest.raises(InputError, match=r"the inputs have columns with names \(age, weight\)"):
+        LocalClient(Task(nn.Linear(2, 2), site), build("fedavg"), columns={})
+    arrays = Federation.from_clients([(FIRST.to_numpy(), LABELS)])
+    assert LocalClient(Task(nn.Linear(2, 2), arrays), build("fedavg"), columns={}).federation.names == ("0",)

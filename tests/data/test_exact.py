@@ -1,4 +1,4 @@
-"""Whole numbers that float32 would round, such as times in seconds, are refused at every door."""
+"""Numbers that float32 would round too much, such as times in seconds, are refused at every door."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +40,9 @@ def partitioned(data: Dataset) -> Federation:
     return Federation.from_partitioner(partitioner, inputs="time", targets="y")
 
 
+CLOSE = [1_700_000_000 + i for i in range(40)]
+HALF: list[float] = [1_700_000_000.5, *CLOSE[1:]]  # one fraction among whole numbers
+FRACTIONS = [second + 0.25 for second in CLOSE]
 FRAME: dict[str, Any] = {"client": "who", "target": "y"}
 SET: dict[str, Any] = {"client": "who", "inputs": "time", "targets": "y"}
 
@@ -110,7 +113,7 @@ def test_float64_is_refused_where_the_model_computes_in_float32() -> None:
         evaluate(nn.Linear(2, 2), task(WIDE).federation)
     double = Task(nn.Linear(2, 2).double(), task(WIDE).federation)
     assert simulate(double, "fedavg", rounds=1).score.isfinite().all()
-    trained = simulate(task(WIDE / 1e9), "fedavg", rounds=1)
+    trained = simulate(task(WIDE - [SECONDS[0], 0]), "fedavg", rounds=1)
     for given in (WIDE, np.array(SECONDS * 2).reshape(4, 2)):
         with pytest.raises(InputError, match="inputs hold whole numbers such as 170000000"):
             trained.predict(given)
@@ -142,3 +145,67 @@ def test_other_numbers_are_taken(values: list[float]) -> None:
     federation = Federation.from_frame(table(time=values), **FRAME)
     assert sorted(as_tensor(federation.inputs)[:, 1].tolist()) == pytest.approx(sorted(values))
     assert torch.isfinite(simulate(task(np.array(values)[:, None]), "fedavg", rounds=1).loss[1:]).all()
+
+
+@pytest.mark.parametrize("times", [HALF, FRACTIONS, [*FRACTIONS, 0.0]], ids=["one", "all", "beside a zero"])
+def test_times_with_fractions_are_refused_too(times: list[float], tmp_path: Path) -> None:
+    who, labels = ["ann", "bob"] * 20 + ["cy"] * 2, [0, 1] * 20 + [0, 1]
+    rows = {"who": who[: len(times)], "time": times, "y": labels[: len(times)]}
+    x = np.zeros((len(times), 1), dtype=np.float32)
+    doors: list[Callable[[], object]] = [
+        lambda: Federation.from_frame(pd.DataFrame(rows), **FRAME),
+        lambda: Federation.from_dataset(Dataset.from_dict(rows), **SET),
+        lambda: csv(tmp_path, "time,target\n" + "".join(f"{t},0\n" for t in times)),
+        lambda: csv(tmp_path, "x,target\n" + "".join(f"1,{t}\n" for t in times)),
+        lambda: simulate(task(np.array(times)[:, None], rows["y"]), "fedavg", rounds=1),
+        lambda: evaluate(nn.Linear(1, 2), task(np.array(times)[:, None], rows["y"]).federation),
+        lambda: simulate(task(x, np.array(times), loss=nn.MSELoss()), "fedavg", rounds=1),
+    ]
+    for door in doors:
+        with pytest.raises(InputError, match="which float32 would round to 1700000000: subtract an offset"):
+            door()
+
+
+def test_large_integers_are_compared_as_integers() -> None:
+    large = [2**60 + i for i in range(4)]  # float64 holds none of their differences
+    with pytest.raises(InputError, match="hold whole numbers such as 115292150460684"):
+        Federation.from_frame(table(time=large), **FRAME)
+
+
+def test_integers_beyond_int64_are_refused_and_not_made_negative() -> None:
+    x, beyond = np.zeros((4, 1), dtype=np.float32), np.array([2**63 + 5, 1, 2, 3], dtype=np.uint64)
+    doors: list[Callable[[], object]] = [
+        lambda: Federation.from_clients([(x, beyond)]),
+        lambda: Federation.from_clients([(x, torch.from_numpy(beyond))]),
+        lambda: Federation.from_clients([(x, list(beyond))]),
+        lambda: Federation.from_frame(table(time=beyond), **FRAME),
+        lambda: Federation.from_frame(table(y=pd.array(beyond, dtype="UInt64")), **FRAME),
+        lambda: Federation.from_dataset(
+            Dataset.from_pandas(table(y=beyond)), client="who", inputs="x", targets="y"
+        ),
+    ]
+    for door in doors:
+        with pytest.raises(InputError, match="9223372036854775813 is larger than any int64"):
+            door()
+    small = torch.from_numpy(beyond[1:])
+    assert sorted(as_tensor(Federation.from_clients([(x[1:], small)]).targets).tolist()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.3, 0.1 + 0.2, 0.3, 0.2 + 0.1],  # a constant with errors of rounding
+        [280.123456789 + i for i in range(4)],
+        [2459000.25 + i / 4 for i in range(4)],  # exact
+        [52.5001, 52.5002, 52.5101, 52.5102],
+    ],
+)
+def test_numbers_that_remain_apart_are_taken(values: list[float]) -> None:
+    assert len(Federation.from_frame(table(time=values), **FRAME)) == 2
+
+
+def test_a_few_samples_may_be_alike() -> None:
+    places = np.array([[-33.8, 151.2], [52.5, 13.4], [40.7, -74.0], [52.51, 13.3]])
+    trained = simulate(task(places), "fedavg", rounds=1)
+    near = places[:1] + np.arange(4)[:, None] * 1e-7
+    assert trained.predict(near).isfinite().all()

@@ -103,6 +103,13 @@ def test_sites_with_columns_in_another_order_train_as_if_all_had_one(tmp_path: P
     torch.testing.assert_close(ends[1].x, ends[0].x)
     (why,) = ends[1].last.refused.values()
     assert "the inputs have other columns than the server's (missing: age; not there: size)" in why
+    assert ends[1].counts()["refused"] == 1
+    model = torch.nn.Linear(3, 2)
+    for columns, refused_ones in (({"inputs": names}, 0), (None, 3)):  # a server that is given no task
+        alone = AlgorithmStrategy("fedavg", model, columns=columns, min_nodes=3, max_stalled=1)
+        with suppress(StalledError):
+            alone.start(InProcessGrid(client_app(site), 3), num_rounds=1, timeout=5)
+        assert alone.aggregator.counts()["refused"] == refused_ones
     trained = load(tmp_path / "1", task=site(InProcessGrid.context(1)))["fedavg"]
     wanted = trained.predict(frames[0].to_numpy())
     assert torch.equal(trained.predict(frames[0][names[::-1]]), wanted)

@@ -27,7 +27,7 @@ from fairwind.data.samples import (
     tensors,
 )
 from fairwind.data.table import read_dataset, read_frame, read_partitions
-from fairwind.data.values import ColumnNames, ColumnOrder
+from fairwind.data.values import CLASSES, ColumnNames, ColumnOrder
 from fairwind.errors import InputError, python_numbers, unknown, whole
 from fairwind.runs.schema import FederationFacts, Origin, Part
 
@@ -66,6 +66,9 @@ class Federation:
         if (self.train < 1).any():
             empty = self.names[int((self.train < 1).nonzero()[0])]
             raise InputError(f"client {empty!r} has no training samples; leave it out of the federation")
+        if self.new_clients is not None:
+            new = self.new_clients.arranged(self.meanings, "those of training")
+            object.__setattr__(self, "new_clients", new)
 
     @classmethod
     def from_clients(
@@ -540,11 +543,26 @@ class Federation:
         inputs, targets = (mapped(lambda t: t.to(device), part) for part in (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
 
-    def arranged(self, columns: ColumnNames, whose: str) -> "Federation":
+    @property
+    def meanings(self) -> ColumnNames:
+        """The names of columns, and of classes under "classes": what tells whether numbers mean the same."""
+        return {**self.columns, **({CLASSES: self.class_names} if self.class_names else {})}
+
+    def arranged(self, meanings: ColumnNames, whose: str) -> "Federation":
         """The same federation with its columns in the order of others; what has no names stays as it is.
 
-        `whose` these are is said where they are not the same, and refused.
+        `whose` these are is said where they are not the same, and refused, as are other classes.
         """
+        if not meanings:
+            return self
+        classes = tuple(meanings.get(CLASSES, ()))
+        for k, (mine, other) in enumerate(zip(self.class_names, classes, strict=False)):
+            if mine != other:
+                raise InputError(
+                    f"class {k} is {mine!r}, and {other!r} among {whose}: give both the same classes, in one "
+                    "order, as with dataset.align_labels_with_mapping"
+                )
+        columns = {place: names for place, names in meanings.items() if place != CLASSES}
         order = ColumnOrder.of(columns, whose)
 
         def brought(samples: Samples, what: str) -> Samples:
@@ -558,18 +576,14 @@ class Federation:
             return arranged
 
         inputs, targets = brought(self.inputs, "inputs"), brought(self.targets, "targets")
-        return replace(
-            self,
-            inputs=inputs,
-            targets=targets,
-            columns=order.names,
-            new_clients=self.new_clients and self.new_clients.arranged(columns, whose),
-        )
+        names = max(self.class_names, classes, key=len)
+        return replace(self, inputs=inputs, targets=targets, columns=order.names, class_names=names)
 
-    def narrowed(self, dtype: torch.dtype) -> "Federation":
-        """The same federation with floating-point inputs in another type; see `samples.narrowed`."""
-        new = self.new_clients and self.new_clients.narrowed(dtype)
-        return replace(self, inputs=narrowed(self.inputs, dtype, self.whose), new_clients=new)
+    def narrowed(self, dtype: torch.dtype, *, whole_only: bool = False) -> "Federation":
+        """The same federation with floating-point inputs in another type; see `samples.refuse_rounded`."""
+        new = self.new_clients and self.new_clients.narrowed(dtype, whole_only=True)  # as few may be alike
+        inputs = narrowed(self.inputs, dtype, self.whose, whole_only=whole_only)
+        return replace(self, inputs=inputs, new_clients=new)
 
     def whose(self, sample: int) -> str:
         """Begins a message on a sample with its client."""
@@ -603,8 +617,8 @@ class Federation:
             **({"new_clients": len(self.new_clients)} if self.new_clients is not None else {}),
             **({"groups": group_sizes(self.groups)} if self.groups else {}),
             **(
-                {"columns": {place: list(each) for place, each in self.columns.items()}}
-                if self.columns
+                {"columns": {place: list(each) for place, each in self.meanings.items()}}
+                if self.meanings
                 else {}
             ),
             **self.origin,

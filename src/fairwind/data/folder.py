@@ -33,7 +33,7 @@ def read_clients(folder: Path) -> tuple[list[str], list[tuple[Tensor | Table, Te
     for name, file in zip(names, files, strict=True):
         if names.count(name) > 1:
             raise InputError(f"{file}: client {name!r} has several files; keep one")
-    clients = [_read(file) for file in files]
+    clients = _narrow(files, [_read(file) for file in files])
     # CSV has no types: targets are class labels if all clients' are whole numbers.
     if all(_whole(y) for _, y in clients):
         clients = [
@@ -111,13 +111,30 @@ def _csv(file: Path) -> Arrays:
                 raise InputError(f"{where}: {len(row)} values under {len(header)} columns")
             numbers.append([_number(where, *cell) for cell in zip(header, row, strict=True)])
     exact = np.array(numbers, dtype=np.float64).reshape(len(numbers), len(header))
-    for name, column in zip(header, exact.T, strict=True):
-        refuse_rounded(torch.as_tensor(column), torch.float32, f"{file}: the numbers of column {name!r}")
-    with np.errstate(over="ignore"):  # infinite numbers are refused later, with their sample
-        table = exact.astype(np.float32)
     at = header.index("target")
     names = tuple(name for name in header if name != "target")
-    return {"inputs": Table(np.delete(table, at, axis=1), names), "targets": table[:, at]}
+    return {"inputs": Table(np.delete(exact, at, axis=1), names), "targets": exact[:, at]}
+
+
+def _narrow(
+    files: list[Path], clients: list[tuple[Tensor | Table, Tensor]]
+) -> list[tuple[Tensor | Table, Tensor]]:
+    """Clients with the numbers of CSV files in float32, unless it rounds a column of all files too much."""
+    found: dict[str, list[tuple[Path, NDArray[Any]]]] = {}
+    for file, (x, y) in zip(files, clients, strict=True):
+        if isinstance(x, Table):
+            for name, column in zip((*x.columns, "target"), (*x.numbers.T, y.numpy()), strict=True):
+                found.setdefault(name, []).append((file, column))
+    for name, columns in found.items():
+        owners = [file for file, column in columns for _ in column]
+        exact = torch.as_tensor(np.concatenate([column for _, column in columns]))
+        where = f"the numbers of column {name!r}"
+        refuse_rounded(exact, torch.float32, where, [f"{owner}: " for owner in owners].__getitem__)
+    with np.errstate(over="ignore"):  # infinite numbers are refused later, with their sample
+        return [
+            (Table(x.numbers.astype(np.float32), x.columns), y.float()) if isinstance(x, Table) else (x, y)
+            for x, y in clients
+        ]
 
 
 def _number(where: str, column: str, text: str) -> float:

@@ -51,33 +51,71 @@ def cast(samples: Any, dtype: torch.dtype) -> Any:
 
 
 def refuse_rounded(
-    value: Tensor, dtype: torch.dtype, what: str, whose: Callable[[int], str] = lambda sample: ""
+    value: Tensor,
+    dtype: torch.dtype,
+    what: str,
+    whose: Callable[[int], str] = lambda sample: "",
+    *,
+    whole_only: bool = False,
 ) -> None:
-    """Refuses columns of whole numbers that a floating-point type would round, such as times in seconds.
+    """Refuses columns that a floating-point type would round too much, such as times in seconds.
 
-    `what` are the values, and `whose` is a sample, as in "client 'ann': ".
+    That is, of mostly whole numbers, if one is rounded; and of any, unless `whole_only`, if hardly a digit
+    is left in which its values differ. `what` are the values; `whose` is a sample, as in "client 'ann': ".
     """
     wide = value.dtype in (torch.float64, torch.int64, torch.int32) and value.dtype != dtype
-    if not wide or not value.numel() or value.abs().max() <= 2**24:
+    if not wide or not value.numel():
         return
-    exact = value.double().reshape(-1, value.shape[-1] if value.ndim > 1 else 1)
-    rounded = exact.to(dtype).double()
-    lost = (rounded != exact) & (exact == exact.round()).all(0) & (exact.abs() < 2**63)  # as integers are
-    if lost.any():
-        row = int(lost.any(1).nonzero()[0])
-        number, other, name = exact[lost][0], rounded[lost][0], str(dtype).removeprefix("torch.")
+    exact = value.reshape(-1, value.shape[-1] if value.ndim > 1 else 1)
+    lost = exact.to(dtype).to(exact.dtype) != exact
+    refused = torch.zeros_like(lost)
+    if (exact.double().abs() > 2**24).any():
+        whole = (exact == exact.round()) & (exact.double().abs() < 2.0**64)  # as integers are
+        refused = lost & whole & (whole.double().mean(0) > 0.5)
+    if not refused.any() and not whole_only:
+        refused = lost & _close(exact.double(), dtype)
+    if refused.any():
+        row = int(refused.any(1).nonzero()[0])
+        number, name = exact[refused][0], str(dtype).removeprefix("torch.")
+        numbers = [each.item() for each in (number, number.to(dtype))]
+        whole_ones = bool(number == number.round())
+        first, other = (int(each) if whole_ones else f"{each:.15g}" for each in numbers)
         raise InputError(
-            f"{whose(row * len(value) // len(exact))}{what} hold whole numbers such as {number:.0f}, which "
-            f"{name} would round to {other:.0f}: subtract an offset, or take a larger unit, such as days "
+            f"{whose(row * len(value) // len(exact))}{what} hold "
+            f"{'whole numbers' if whole_ones else 'numbers close to each other'} such as {first}, which "
+            f"{name} would round to {other}: subtract an offset, or take a larger unit, such as days "
             "since a first time"
         )
 
 
-def narrowed(samples: Any, dtype: torch.dtype, whose: Callable[[int], str] = lambda sample: "") -> Any:
-    """The inputs with floating-point tensors in another type, which must hold their whole numbers."""
+def _close(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of columns, whether most of the distinct values (of many, some) are rounded, and half differ by little.
+
+    Float64 must tell them apart, so that a constant with errors of rounding is none.
+    """
+    values = exact[:: 1 + exact.numel() // 2**22].sort(0).values
+    values[1:][values.diff(dim=0) == 0] = torch.inf
+    values = values.sort(0).values
+    last = (values.isfinite().sum(0) - 1).clamp(min=0)
+    low, high = (values.gather(0, at[None])[0] for at in (last // 4, last - last // 4))
+    size, spread = torch.maximum(low.abs(), high.abs()), high - low
+    most = (values.to(dtype).double() != values).sum(0) > last / 2  # infinite ones stay so
+    little = (1e-11 * size < spread) & (spread < torch.finfo(dtype).eps ** 0.5 / 4 * size)
+    found: Tensor = most & little & (last > 1)
+    return found
+
+
+def narrowed(
+    samples: Any,
+    dtype: torch.dtype,
+    whose: Callable[[int], str] = lambda sample: "",
+    *,
+    whole_only: bool = False,
+) -> Any:
+    """The inputs with floating-point tensors in another type, unless it rounds too much."""
     for path, value in named(samples):
         if value.is_floating_point():
-            refuse_rounded(value, dtype, f"inputs{path and ' ' + path}", whose)
+            refuse_rounded(value, dtype, f"inputs{path and ' ' + path}", whose, whole_only=whole_only)
     return cast(samples, dtype)
 
 

@@ -153,9 +153,12 @@ def _arrays(table: Any, columns: list[str]) -> dict[str, np.ndarray[Any, Any]]:
     for name in columns:
         if "float64" in repr(table.features[name]):  # the format has rounded it already
             exact = table.select_columns([name]).with_format("numpy", dtype=np.float64)[:][name]
-            flat = [np.atleast_1d(each) for each in (exact if exact.dtype.kind == "O" else [exact])]
-            for each in flat:
-                refuse_rounded(torch.tensor(each), torch.float32, f"the numbers of column {name!r}")
+            if exact.dtype.kind == "O":
+                filled = [np.atleast_1d(each) for each in exact if np.size(each)]
+                exact = np.concatenate(filled or [np.empty(0)])
+            refuse_rounded(torch.tensor(exact), torch.float32, f"the numbers of column {name!r}")
+        elif "uint64" in repr(table.features[name]):  # the format makes large ones negative
+            found[name] = table.select_columns([name]).with_format("numpy", dtype=np.uint64)[:][name]
     return found
 
 
@@ -224,7 +227,9 @@ def _check_numbers(frame: Any, column: str, owners: list[Any], by_default: bool,
             "fill it or drop the row"
         )
     if not (is_target and values.dtype.kind in "biu"):  # else they are labels, and stay integers
-        exact = torch.as_tensor(values.to_numpy(dtype=np.float64, copy=True))
+        own = {"i": np.int64, "u": np.uint64}.get(values.dtype.kind, np.float64)
+        exact = as_values(values.to_numpy(dtype=own, copy=True), f"column {column!r}", ColumnOrder())
+        assert isinstance(exact, torch.Tensor)
         refuse_rounded(
             exact,
             torch.float32,

@@ -40,6 +40,7 @@ class Table:
 
 ColumnNames = Mapping[str, Sequence[str]]
 """The names of the columns of tables, by where these are, as in "inputs", "inputs.ids" or "targets[0]"."""
+CLASSES = "classes"  # where names of classes are among those of columns
 
 
 @dataclass
@@ -218,6 +219,8 @@ def _dense(given: Tensor, what: str) -> Tensor:
         raise InputError(f"{what} are a meta tensor, which holds no numbers: give one on a device")
     if hasattr(given, "get_mask"):
         raise InputError(f"{what} are a masked tensor: fill or drop what is masked, and give x.get_data()")
+    if given.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return _tensor(given.cpu().numpy()).to(given.device)
     return given.detach() if given.requires_grad else given
 
 
@@ -231,6 +234,8 @@ def _array(given: Any, what: str) -> np.ndarray[Any, Any]:
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # PyTorch hardly supports these types
+        if array.size and array.max() >= 2**63:
+            raise OverflowError(f"{array.max()} is larger than any int64")
         array = array.astype(np.int64)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

@@ -25,6 +25,7 @@ from fairwind.engine.local import locals_of
 from fairwind.engine.loop.executor import Loop
 from fairwind.engine.machine import Machine, compute_type, find_machine
 from fairwind.engine.memory import Compression, Memories, OwnParts, first_vectors
+from fairwind.engine.modules import columns_of
 from fairwind.engine.plain import PlainModel
 from fairwind.engine.plan import (
     Case,
@@ -76,7 +77,7 @@ class BuiltEngine(NamedTuple):
     def place(self, federation: Federation) -> Federation:
         """Other clients' samples where these are, in the model's type."""
         there = self.federation
-        federation = federation.narrowed(self.x.dtype)
+        federation = federation.arranged(there.meanings, "those of training").narrowed(self.x.dtype)
         return federation.to(there.device, keep_on_host=there.compute_device is not None)
 
     def threads(self, count: int) -> AbstractContextManager[None]:
@@ -104,7 +105,7 @@ def build_engine(
     """
     runs, machine, first = list(runs), find_machine(settings, ranks), next(iter(models.values()))
     dtype = next((p.dtype for p in first.parameters() if p.requires_grad), torch.float32)
-    federation = federation.narrowed(dtype)
+    federation = federation.arranged(columns_of(first), "those of the model's training").narrowed(dtype)
     placed = Placement(*plan[:3]) if plan else place(settings, machine, federation.bytes)
     federation = federation.to(placed.device.value, keep_on_host=placed.data.value == "host")
     planner = Planner(

@@ -10,9 +10,24 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fairwind.data.samples import cast, mapped, tensors
+from fairwind.data.values import ColumnNames
 from fairwind.errors import InputError, first_line
 from fairwind.layers.batch_norm import is_batch_norm, trains
 from fairwind.layers.tracing import FlopCounter
+
+COLUMNS = "fairwind_columns"  # a trained module's attribute: names of columns and classes it was trained on
+
+
+def columns_of(module: nn.Module) -> ColumnNames:
+    """What a trained module, or one that has trained ones inside, knows of its columns and classes."""
+    given = filter(None, (getattr(each, COLUMNS, None) for each in module.modules()))
+    known = [{place: tuple(names) for place, names in each.items()} for each in given]
+    if any(each != known[0] for each in known):
+        raise InputError(
+            "the model has parts that were trained on columns in several orders, or on others: train all on "
+            "the same"
+        )
+    return known[0] if known else {}
 
 
 class _DetachedCopies(TorchFunctionMode):

@@ -89,7 +89,7 @@ class LocalClient:
 
         Batches are drawn by the `number` of the client among all, which is `client` unless given. Updates are
         sent by a `codec`, if the server asks for one. Columns with names are brought into the order of the
-        server's `columns`.
+        server's `columns`, and refused if it has none ({}).
         """
         client, number, seed = python_numbers((client, number, seed))
         if sends == "sums":
@@ -113,7 +113,7 @@ class LocalClient:
         settings = replace(settings, participation=1.0, clients_per_round=None)
         federation = only(task.federation, client or 0)
         try:
-            federation = federation.arranged(columns or {}, "the server's")
+            federation = _arranged(federation, columns)
         except InputError as error:  # which names columns, and quotes no data
             raise RefusedError(str(error)) from None
         runs = [Run(algorithm.name, algorithm, seed)]
@@ -354,6 +354,17 @@ class LocalClient:
         statistics = self.division.averaged_part.names
         shared = {name: array for name, array in weights.items() if name not in statistics}
         return self.form.vector(shared)[0].to(self.plain.start)
+
+
+def _arranged(federation: Federation, columns: ColumnNames | None) -> Federation:
+    """A site's samples with columns in the server's order; None is of a site that has no server."""
+    for place, names in () if columns is None else federation.columns.items():
+        if place not in columns and len(names) > 1:
+            raise InputError(
+                f"the {place} have columns with names ({', '.join(names)}), and the server does not say in "
+                f"which order its model takes them: give it a task with names, or columns={{{place!r}: […]}}"
+            )
+    return federation.arranged(columns or {}, "the server's")
 
 
 def only(federation: Federation, client: int) -> Federation:

@@ -13,8 +13,10 @@ from torch import nn
 from fairwind import algorithms
 from fairwind.contract import AnyAlgorithm
 from fairwind.data.counter import EVALUATE, fold
+from fairwind.data.values import ColumnNames
 from fairwind.engine.checks import build
 from fairwind.engine.layout import ALL_SHARED, Division
+from fairwind.engine.modules import columns_of
 from fairwind.engine.settings import ClientSelection, Model
 from fairwind.engine.workers import keep_memory
 from fairwind.errors import InputError, python_numbers, whole
@@ -61,6 +63,7 @@ class AlgorithmStrategy(Strategy):
         codec: str | None = None,
         defence: str | None = None,
         clients: int | None = None,
+        columns: ColumnNames | None = None,
         clients_per_round: int | None = None,
         over_selection: float = 0.0,
         selection: ClientSelection = "uniform",
@@ -77,7 +80,8 @@ class AlgorithmStrategy(Strategy):
         """For a model, or that of a task.
 
         `clients` is how many there are, for algorithms that count on it; if left out, the task's, if these
-        are several.
+        are several. `columns` are the names of columns, as {"inputs": ["age", "weight"]}, in the order in
+        which the model takes them; if left out, the task's. Nodes whose columns have names need them.
 
         A round begins when `min_nodes` are connected, and takes all that are, or some drawn by the seed:
         alike, or by their sizes with the `selection` "size". With `over_selection`, more are asked by that
@@ -104,9 +108,8 @@ class AlgorithmStrategy(Strategy):
         self.module: nn.Module = build(model.model if isinstance(model, Task) else model, seed)
         scores = scores_of(model, self.module) if isinstance(model, Task) else as_scores(score)
         sharing = model.sharing if isinstance(model, Task) else ALL_SHARED
-        self.columns = (
-            model.federation.columns if isinstance(model, Task) else {}
-        )  # what nodes arrange theirs by
+        known = model.federation.meanings if isinstance(model, Task) else {}
+        self.columns = columns or known or columns_of(self.module)  # what nodes arrange theirs by
         division = Division.of(self.module, sharing)
         self.layout, self.seed = division.shared, seed
         x = self.layout.flatten(self.module)

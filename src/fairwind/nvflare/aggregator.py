@@ -9,6 +9,7 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from fairwind.contract import AnyAlgorithm
 from fairwind.engine.checks import build
 from fairwind.engine.layout import Division
+from fairwind.engine.modules import columns_of
 from fairwind.exchange.bounds import Bounds
 from fairwind.exchange.message import WEIGHTS, Phase, RefusedError, Sends
 from fairwind.exchange.privacy import Privacy
@@ -49,7 +50,7 @@ class AlgorithmAggregator(ModelAggregator):
         self.algorithm = build_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
         self.label = algorithm if isinstance(algorithm, str) else algorithm.name
         self.module, self.seed = build(task.model, seed), seed
-        self.columns = task.federation.columns  # what sites arrange theirs by
+        self.columns = task.federation.meanings or columns_of(self.module)  # what sites arrange theirs by
         division = Division.of(self.module, task.sharing)
         self.layout = division.shared
         x = self.layout.flatten(self.module)

@@ -15,6 +15,7 @@ from fairwind import algorithms, setups
 from fairwind.aggregation import first_state
 from fairwind.contract import AnyAlgorithm, Report
 from fairwind.data.federation import Federation
+from fairwind.data.values import ColumnNames
 from fairwind.engine.checks import build
 from fairwind.engine.executor import Run
 from fairwind.engine.layout import ALL_SHARED, Division, Sharing
@@ -73,6 +74,8 @@ class Recipe:
     """What the task computes for a few samples, if it is kept in a directory."""
     schedule: tuple[float, ...] = ()
     """The factor of the learning rate in each round, if a function gives it."""
+    columns: ColumnNames = dataclasses.field(default_factory=dict)
+    """Names of columns and classes, where they have names."""
     numbers: int = NUMBERS
     """Version of the engine's numbers; 0 if it was begun before there was one."""
 
@@ -127,7 +130,8 @@ class Recipe:
     def with_digests(self, task: Task, simulation: Simulation, *, rehearse: bool = True) -> "Recipe":
         """The same recipe with settings resolved, and all that tells whether a task computes the same.
 
-        Names decide nothing, and neither does where a task comes from. A directory needs the rehearsal.
+        Names of clients and tasks decide nothing, and neither does where a task comes from. A directory
+        needs the rehearsal.
         """
         settings, rehearsal = simulation.settings, None
         # The last bits of what a setup generates depend on the processor
@@ -146,6 +150,7 @@ class Recipe:
             sharing=sharing_facts(task.sharing, simulation.plain.division),
             rehearsal=rehearsal,
             schedule=schedule_of(settings.solver, settings.rounds),
+            columns=simulation.federation.meanings,
         )
 
     def grows(self, other: "Recipe") -> bool:
@@ -227,7 +232,7 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         content: dict[str, Any] = to_jsonable(dataclasses.asdict(self))
-        for name in ("task_digests", "sharing", "rehearsal", "schedule"):
+        for name in ("task_digests", "sharing", "rehearsal", "schedule", "columns"):
             if not content[name]:
                 del content[name]
         return content
@@ -256,6 +261,7 @@ class Recipe:
             content.get("sharing"),
             Rehearsal(**content["rehearsal"]) if "rehearsal" in content else None,
             tuple(content.get("schedule", ())),
+            content.get("columns", {}),
             content.get("numbers", 0),
         )
 
@@ -325,11 +331,20 @@ def _changed_schedule(mine: Sequence[float], theirs: Sequence[float]) -> str:
     return ""
 
 
+def _changed_names(mine: ColumnNames, theirs: ColumnNames) -> str:
+    for place in mine.keys() & theirs.keys():
+        was, now = (", ".join(each[place]) for each in (mine, theirs))
+        if was != now:
+            return f"names of {place}, which were {was} and are {now}"
+    return ""
+
+
 _DIFFERENCES: Mapping[str, Callable[[Any, Any], str]] = {
     "settings": _changed_setting,
     "algorithm_digests": _changed_algorithm,
     "rehearsal": _changed_task,
     "schedule": _changed_schedule,
+    "columns": _changed_names,
 }
 
 

@@ -13,7 +13,7 @@ from fairwind.engine.losses.fitting import fit_loss
 from fairwind.engine.losses.loss import Loss, cross_entropy
 from fairwind.engine.losses.scoring import fit_scores
 from fairwind.engine.machine import find_machine, matmul_precision, seed_generators
-from fairwind.engine.modules import activations, call, draws
+from fairwind.engine.modules import activations, call, columns_of, draws
 from fairwind.engine.plain import FITTED, check_integers, explained, judged, mixes
 from fairwind.engine.plan import place
 from fairwind.engine.settings import Settings
@@ -23,7 +23,7 @@ from fairwind.layers.batch_norm import is_batch_norm
 from fairwind.metrics import model_metrics
 from fairwind.runs.schema import GroupAverage, ModelMetrics, Part
 from fairwind.scores import Score
-from fairwind.serving.model import COLUMNS, dtype_of, placed
+from fairwind.serving.model import dtype_of, placed
 from fairwind.task import Task
 
 
@@ -111,7 +111,7 @@ def evaluate(
         )
     if not federation.part(part)[1].any():
         raise InputError(f"no client has {part} samples")
-    federation = federation.arranged(getattr(model, COLUMNS, {}), "those of training")
+    federation = federation.arranged(columns_of(model), "those of training")
     settings = Settings(device=str(device), precision="float32")
     placement = place(settings, find_machine(settings), federation.bytes)
     on_device = torch.device(placement.device.value)

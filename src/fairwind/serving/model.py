@@ -20,8 +20,6 @@ from fairwind.errors import InputError, first_line, whole
 from fairwind.runs.schema import Part
 from fairwind.task import Task
 
-COLUMNS = "fairwind_columns"  # a trained module's attribute: the names of the columns that it takes
-
 
 def trained(task: Task, seed: int, state: Mapping[str, Tensor], own: int | None = None) -> nn.Module:
     """The task's module with trained weights, on the CPU, in evaluation mode.
@@ -113,7 +111,7 @@ def outputs_of(
     values = chain(module.parameters(), module.buffers())
     if any(m.training for m in module.modules()) or any(value.device != place for value in values):
         module = placed(module, place)
-    given = narrowed(inputs if count else take(like, slice(0, 1)), dtype_of(module))
+    given = narrowed(inputs if count else take(like, slice(0, 1)), dtype_of(module), whole_only=True)
     parts = []
     with matmul_precision("float32", place):
         for begin in range(0, max(count, 1), batch_size):
