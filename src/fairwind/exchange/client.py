@@ -358,8 +358,8 @@ class LocalClient:
 
 def _arranged(federation: Federation, columns: ColumnNames | None) -> Federation:
     """A site's samples with columns in the server's order; None is of a site that has no server."""
-    for place, names in () if columns is None else federation.columns.items():
-        if place not in columns and len(names) > 1:
+    for place, names in federation.columns.items():
+        if columns is not None and place not in columns and len(names) > 1:
             raise InputError(
                 f"the {place} have columns with names ({', '.join(names)}), and the server does not say in "
                 f"which order its model takes them: give it a task with names, or columns={{{place!r}: […]}}"
